@@ -15,6 +15,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 # General layout. Imports point up this list, never down (tests/unit/test_map.py holds that):
 #
 #   values, errors, clock   ids, enums, sizes, durations, epochs · the tree of errors · time as something handed in
+#   lease_end               why and when a lease ended
 #   background              how threads and tasks are started, and what happens when one fails
 #   invocation              how a command is typed here: `sublet`, or its path; for messages
 #   settings                files that an operator writes: tables, keys, and what is wrong with them
@@ -87,9 +88,9 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
     from sublet.lease.policy import RenewalPolicy
     from sublet.lease.renewal import RenewalManager
     from sublet.lease.states import LeaseStatus
-    from sublet.lease.value import LeaseEnd
+    from sublet.lease_end import EndReason, LeaseEnd
     from sublet.state.checkpoints.durable import Durable
-    from sublet.values import EndReason, Epoch, Exclusivity, Kind, RenewMode, Tier
+    from sublet.values import Epoch, Exclusivity, Kind, RenewMode, Tier
 
 __version__ = "0.1.0.dev0"
 
@@ -164,7 +165,7 @@ _LAZY: Final[dict[str, str]] = {
     "Disconnected": "sublet.errors",
     "DroppedLease": "sublet.client.handle",
     "Durable": "sublet.state.checkpoints.durable",
-    "EndReason": "sublet.values",
+    "EndReason": "sublet.lease_end",
     "Epoch": "sublet.values",
     "Exclusivity": "sublet.values",
     "Fabric": "sublet.client.fabric",
@@ -177,7 +178,7 @@ _LAZY: Final[dict[str, str]] = {
     "Kind": "sublet.values",
     "Lease": "sublet.client.lease",
     "LeaseChange": "sublet.client.model",
-    "LeaseEnd": "sublet.lease.value",
+    "LeaseEnd": "sublet.lease_end",
     "LeaseEnded": "sublet.errors",
     "LeaseExpired": "sublet.errors",
     "LeaseInterrupt": "sublet.errors",

@@ -14,7 +14,7 @@ from sublet.invocation import typeable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sublet.lease.value import LeaseEnd
+    from sublet.lease_end import LeaseEnd
 
 Scope = Literal["lease", "work", "request", "office"]
 

@@ -159,43 +159,6 @@ class BudgetLevel(enum.StrEnum):
     """Nothing that costs something is granted, and what is held ends with notice."""
 
 
-class EndReason(enum.StrEnum):
-    """Why a lease ended. The reason reaches the cell, the exception, the bill, the metric and the audit record."""
-
-    RELEASED = "released"
-    """The holder gave it back."""
-    EXPIRED = "expired"
-    """It was not renewed: the holder was silent until the deadline."""
-    IDLE = "idle"
-    """The holder was alive, said that it had nothing to do, and did not renew."""
-    PREEMPTED = "preempted"
-    """Taken, after notice, for a request that goes before it."""
-    FAIR_SHARE = "fair_share"
-    """Held too long while others waited."""
-    QUOTA = "quota"
-    """The tenant's device time in the rolling window is used up."""
-    BUDGET = "budget"
-    """The tenant's money is used up."""
-    DRAINED = "drained"
-    """The operator is emptying the node."""
-    OPERATOR = "operator"
-    """The operator revoked it."""
-    NODE_LOST = "node_lost"
-    """The machine it ran on is gone."""
-    OUT_OF_MEMORY = "out_of_memory"
-    """What ran under it exceeded its cap."""
-    DEVICE_LOST = "device_lost"
-    """The device vanished or reported a fault."""
-    GUEST_FAILED = "guest_failed"
-    """What it was to carry could not be started."""
-    HOLDER_GONE = "holder_gone"
-    """A grant was not claimed, or a queue place was abandoned."""
-    REFUSED = "refused"
-    """It was never granted within the time the holder was willing to wait."""
-    WITHDRAWN = "withdrawn"
-    """The holder left the queue."""
-
-
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
 
 

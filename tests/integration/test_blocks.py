@@ -19,9 +19,19 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import CapacityExceeded, SubletError
+from sublet.lease_end import EndReason
 from sublet.node.storage.mounts import loops_of, mounts_below
 from sublet.node.storage.stores_work import KEPT, why_no_image
-from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import (
+    GIB,
+    MIB,
+    Epoch,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Admit, Front, Guests, GuestView, ListGuests, Profile
 from sublet.wire.orders import Device, End, Grant, Held, Inventory, Part, TornDown

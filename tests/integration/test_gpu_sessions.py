@@ -20,9 +20,10 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.compute.session_line import device_guest
 from sublet.errors import GpuSessionEnded, OutOfMemory
+from sublet.lease_end import EndReason
 from sublet.node.processes.cgroups import Groups
 from sublet.testing.device_conformance import KERNELS, WARP_KERNELS
-from sublet.values import MIB, EndReason
+from sublet.values import MIB
 from sublet.wire.guests import GuestSpec
 from sublet.wire.zygote import COLD_VARIABLE
 from tests.session_programs import run_session_program

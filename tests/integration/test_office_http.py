@@ -535,10 +535,11 @@ def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest
     home = tmp_path / "home"
 
     async def story() -> None:
+        from sublet.lease_end import EndReason
         from sublet.office.api.to_wire import device_view
         from sublet.office.ledger.commands import Acquire
         from sublet.office.ledger.records import LOCAL_TENANT, Want
-        from sublet.values import EndReason, Exclusivity, Kind, LeaseId, RequestId, ResourceId
+        from sublet.values import Exclusivity, Kind, LeaseId, RequestId, ResourceId
 
         first = local.Office(home, host_gpus="2x4GiB")
         await first.start()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sublet.lease_end import EndReason
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.store import verify
-from sublet.values import MIB, EndReason, Kind, LeaseId, ResourceId
+from sublet.values import MIB, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Device, End, EndedHere, Extend, Inventory, NotHeld, Parking, TornDown
 from sublet.wire.page import PageReader, PageState
 from tests.integration.supervisor_stage import SupervisorStage, inventory_of, supervisor_at

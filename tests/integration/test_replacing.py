@@ -14,7 +14,7 @@ from sublet import aio
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import CapacityExceeded, InvalidRequest
-from sublet.values import EndReason
+from sublet.lease_end import EndReason
 from tests.traces import PATIENCE_S, until
 
 

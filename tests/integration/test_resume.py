@@ -19,7 +19,7 @@ import sublet
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers, ensure_office
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
-from sublet.values import EndReason
+from sublet.lease_end import EndReason
 from tests.crash.office_process import release_all
 from tests.integration import parked_functions
 

@@ -18,6 +18,7 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.errors import NotFound, SubletError, Unauthorized
+from sublet.lease_end import EndReason
 from sublet.node.agent.starting import package_folder
 from sublet.node.output_budget import UNREAD_BYTES
 from sublet.node.processes.cgroups import Groups
@@ -25,7 +26,7 @@ from sublet.node.processes.guest_records import GuestRecords
 from sublet.node.processes.procs import Procs
 from sublet.node.supervisor.recovery import Predecessor
 from sublet.node.supervisor.service import SOCKET_NAME
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.values import Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import (
     GUESTS_PAGE,
     OUTPUT_HEAD,

@@ -19,9 +19,18 @@ from typing import Final
 import pytest
 
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, QuotaExceeded, StaleEpoch
+from sublet.lease_end import EndReason
 from sublet.node.supervisor.holder_link import OPERATIONS
 from sublet.node.supervisor.service import REPORTS_MAX, SOCKET_NAME
-from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import (
+    Epoch,
+    Exclusivity,
+    GuestId,
+    Kind,
+    LeaseId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.codec import dumps
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import (

@@ -20,8 +20,17 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
+from sublet.lease_end import EndReason
 from sublet.node.processes.cgroups_places import CgroupFiles
-from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import (
+    Epoch,
+    Exclusivity,
+    GuestId,
+    Kind,
+    LeaseId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.codec import dumps
 from sublet.wire.guests import (
     Attach,

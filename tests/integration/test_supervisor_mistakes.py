@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.lease_end import EndReason
 from sublet.node.processes.cgroups_places import CgroupFiles
 from sublet.node.supervisor.service import SOCKET_NAME
-from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId
+from sublet.values import Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId
 from sublet.wire.codec import dumps
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Attach, EndGuest, Guests, GuestSpec, GuestView, ListGuests, Start

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import LeaseEnded, SubletError
-from sublet.values import GIB, MIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import GIB, MIB, Epoch, Exclusivity, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Attach, Guests, GuestSpec, ListGuests, Start, Started
 from sublet.wire.orders import (

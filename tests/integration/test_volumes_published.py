@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from sublet.errors import LeaseExpired, SubletError, Unauthorized
+from sublet.lease_end import EndReason
 from sublet.node.storage.stores_work import why_no_image
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.store import FolderStore, copy_checkpoint, verify
 from sublet.state.checkpoints.writer import Author, Capture, Saver, Staged
-from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
+from sublet.values import MIB, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, Profile
 from sublet.wire.orders import Extend, Grant, Notify, Part, RemoveVolume, TornDown, VolumeRef, VolumeRemoved, Volumes

@@ -21,6 +21,7 @@ from unittest import mock
 
 from sublet.clock import SystemClock
 from sublet.errors import SubletError
+from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
 from sublet.node.prctl import set_child_subreaper
 from sublet.node.processes.procs import Procs
@@ -28,7 +29,7 @@ from sublet.node.processes.spawn import Child
 from sublet.node.processes.tree import Trees
 from sublet.node.processes.zygote_policy import ZygoteKey, ZygoteState, walled_key
 from sublet.node.processes.zygotes import Zygotes
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.values import NS_PER_S, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
 from sublet.wire.zygote import LATER, Fork, Limit, fingerprint
 

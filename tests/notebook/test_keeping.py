@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from sublet.errors import LeaseEnded, LeaseRevoked, Unpicklable, WorkerLost
-from sublet.lease.value import LeaseEnd, rfc3339
+from sublet.lease.value import rfc3339
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.notebook import guest_persistence
 from sublet.notebook.batch.page import JobBill
 from sublet.notebook.bill import NotebookBill, since_end
@@ -28,7 +29,7 @@ from sublet.notebook.remote_values import RemoteValues
 from sublet.notebook.resume import wait_until_gone
 from sublet.notebook.status import CellBill
 from sublet.state.checkpoints.store import FolderStore
-from sublet.values import MIB, EndReason, Epoch, LeaseId, valid_name
+from sublet.values import MIB, Epoch, LeaseId, valid_name
 from sublet.wire.http import BillLine
 from sublet.wire.volumes import VolumeCall, VolumeOpened, VolumeReply
 

@@ -10,13 +10,13 @@ import pytest
 
 from sublet.client.model import Place
 from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, NotFound, StaleEpoch, SubletError
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.node.supervisor.parking import STAND_NS
 from sublet.notebook import resume
 from sublet.notebook.options import CellOptions
 from sublet.notebook.resume import give_up, go_on, is_parked
 from sublet.notebook.status import Suspended
-from sublet.values import NS_PER_S, EndReason, LeaseId, Tier
+from sublet.values import NS_PER_S, LeaseId, Tier
 
 END = LeaseEnd(reason=EndReason.PREEMPTED, at="2026-01-01T00:00:00Z", detail="somebody goes first", parked="l-1-p2@1.3")
 

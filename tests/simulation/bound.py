@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Outcome
 from sublet.office.ledger.records import LeaseRecord, ProcessRecord
-from sublet.values import EndReason, Kind
+from sublet.values import Kind
 
 if TYPE_CHECKING:
     from sublet.office.ledger.state import State

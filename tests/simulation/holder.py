@@ -17,11 +17,19 @@ from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import RenewalBatch, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, HolderWord, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
+from sublet.lease.value import (
+    Attempt,
+    HolderWord,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+)
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import ProcessRecord, Want
-from sublet.values import EndReason, Epoch, Kind, LeaseId, RequestId, TenantId, Tier
+from sublet.values import Epoch, Kind, LeaseId, RequestId, TenantId, Tier
 from sublet.wire.orders import Parking
 from tests.simulation.asking import RESEND_NS, AskingProcess
 from tests.simulation.job import Job

@@ -21,7 +21,7 @@ from sublet.lease.holder import Holder
 from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.office.core import Holds, PendingCommand
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -35,7 +35,7 @@ from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
 from sublet.testing.machine import Machine
 from sublet.testing.pretended import PretendedHardware
-from sublet.values import EndReason, Epoch, LeaseId, ResourceId
+from sublet.values import Epoch, LeaseId, ResourceId
 from sublet.wire.orders import End, Extend, Grant, Held, Order
 from tests.simulation.disk import Disk
 from tests.simulation.holder import HolderProcess

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger.answers import Answer, Granted, Offer, Place, Refusal
 from sublet.office.ledger.records import LeaseRecord, Now
-from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.values import Epoch, LeaseId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sublet.errors import LeaseRevoked
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Outcome
@@ -16,7 +17,6 @@ from sublet.office.ledger.state import State
 from sublet.values import (
     GIB,
     NS_PER_S,
-    EndReason,
     Epoch,
     Kind,
     LeaseId,

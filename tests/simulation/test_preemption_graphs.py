@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger import preemption
@@ -28,7 +29,6 @@ from sublet.office.ledger.records import HOLDING_STATES, GroupRecord, LeaseRecor
 from sublet.values import (
     GIB,
     NS_PER_S,
-    EndReason,
     GroupId,
     Kind,
     LeaseId,

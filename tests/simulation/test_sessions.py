@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from sublet.errors import CapacityExceeded, IdempotencyConflict, InvalidRequest, LeaseEnded, SubletError
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.studio.records import (
     Asked,
     CellRecord,
@@ -30,7 +30,7 @@ from sublet.studio.records import (
 )
 from sublet.studio.sessions import CLAIM_S, Asking, Seen, Sessions
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState
-from sublet.values import GIB, EndReason
+from sublet.values import GIB
 from sublet.wire.http_views import SESSION_LABEL
 
 DEVICES = 3

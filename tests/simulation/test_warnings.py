@@ -17,10 +17,11 @@ import pytest
 from sublet.errors import LeaseInterrupt
 from sublet.guest import bootstrap
 from sublet.guest.bootstrap import EndOfLease
+from sublet.lease_end import EndReason
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import GroupLimits
-from sublet.values import EndReason, Epoch, LeaseId, TenantId
+from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.page import PageReader, PageView
 
 SEED = 20261123

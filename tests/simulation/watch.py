@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Final
 from sublet.errors import LeaseExpired, SubletError
 from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome
 from sublet.office.ledger.checks import check_after, check_books
 from sublet.office.ledger.records import LeaseRecord, Now
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, ResourceId, Suspend, Tier
+from sublet.values import (
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    RenewMode,
+    ResourceId,
+    Suspend,
+    Tier,
+)
 from sublet.wire.orders import Held, Order, Parkable, Report, Resumed, TornDown
 from tests.simulation.account import audit
 from tests.simulation.bound import BoundRules

@@ -36,7 +36,7 @@ MESSAGES: Final = (
     *("served", "volumes", "work", "zygote"),
 )
 ENUMS: Final = (
-    *("values", "lease.states", "office.ledger.answers", "jobs.states"),
+    *("values", "lease_end", "lease.states", "office.ledger.answers", "jobs.states"),
     *("wire.device", "wire.frames", "wire.guests", "wire.page", "wire.scalars", "wire.served", "wire.work"),
 )
 FILES: Final = {

@@ -16,8 +16,7 @@ from sublet.client.steps import HttpCall, Program
 from sublet.client.transport import Transport
 from sublet.clock import SystemClock
 from sublet.errors import Disconnected, SubletError
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.wire.version import WIRE_VERSION
 
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from sublet.client.responses import end_of
 from sublet.client.volume_line import lend
 from sublet.errors import Disconnected, LeaseEnded, NotFound, SubletError
 from sublet.lease.value import ended_error
-from sublet.values import EndReason, GuestId, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import GuestId, LeaseId
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Attach, GuestView

@@ -18,7 +18,7 @@ from sublet.client.lease_table import LeaseTable
 from sublet.client.many import LeaseSequence, could_not_release
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import LeaseEnd
 from sublet.values import LeaseId
 
 if TYPE_CHECKING:

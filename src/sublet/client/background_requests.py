@@ -17,8 +17,9 @@ from sublet.client.responses import end_of, error_of
 from sublet.client.steps import Program, Revive
 from sublet.errors import Disconnected, NotFound, SubletError
 from sublet.lease.renewal import RenewalBatch
-from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalUnknown
-from sublet.values import NS_PER_S, EndReason, Epoch
+from sublet.lease.value import Attempt, Outcome, RenewalUnknown
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import NS_PER_S, Epoch
 from sublet.wire.http import LeaseView, RenewRequest
 
 FLIGHT_S: Final = 5.0

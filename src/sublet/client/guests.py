@@ -21,7 +21,8 @@ from sublet.client.line import connect_data
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.lease.states import GuestState
 from sublet.lease.value import ended_error
-from sublet.values import EndReason, GuestId, LeaseId, parse_duration_ns
+from sublet.lease_end import EndReason
+from sublet.values import GuestId, LeaseId, parse_duration_ns
 from sublet.wire.channels import WINDOW
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import PATIENCE_S, Conversation
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from sublet.client.guest_watch import GuestWatch
     from sublet.client.handle import LeaseFacts, LeaseHandle
     from sublet.client.volume_line import HasVolume
-    from sublet.lease.value import LeaseEnd
+    from sublet.lease_end import LeaseEnd
 
 __all__ = [
     "Guest",

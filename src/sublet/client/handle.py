@@ -32,7 +32,15 @@ from sublet.errors import (
 )
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown, ended_error
+from sublet.lease.value import (
+    Attempt,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+    ended_error,
+)
+from sublet.lease_end import LeaseEnd
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
 

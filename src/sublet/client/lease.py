@@ -18,7 +18,8 @@ from sublet.client.lease_table import LeaseTable
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
 from sublet.lease.holder import Holder
-from sublet.lease.value import Attempt, LeaseEnd, Outcome
+from sublet.lease.value import Attempt, Outcome
+from sublet.lease_end import LeaseEnd
 from sublet.values import LeaseId
 
 if TYPE_CHECKING:

@@ -25,8 +25,23 @@ from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import RenewalBatch, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, HolderNews, HolderWord, LeaseEnd, Outcome, RenewalGranted, RenewalRefused
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId, format_duration
+from sublet.lease.value import (
+    Attempt,
+    HolderNews,
+    HolderWord,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+)
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import (
+    NS_PER_S,
+    Epoch,
+    LeaseId,
+    RenewMode,
+    RequestId,
+    format_duration,
+)
 from sublet.wire.decoders import decoder
 from sublet.wire.http import LeaseView, News
 

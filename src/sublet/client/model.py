@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason, Exclusivity, Kind, LeaseId, format_duration, format_size
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import Exclusivity, Kind, LeaseId, format_duration, format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,17 @@ from sublet.errors import (
 )
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, RequestId, format_duration, shown, valid_text
+from sublet.lease_end import EndReason
+from sublet.values import (
+    NS_PER_S,
+    Epoch,
+    Kind,
+    LeaseId,
+    RequestId,
+    format_duration,
+    shown,
+    valid_text,
+)
 from sublet.wire.http import (
     AcquireRequest,
     AcquisitionRequest,

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, RenewalRefusal, StaleEpoch, SubletError
-from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
-from sublet.values import NS_PER_S, EndReason, Epoch
+from sublet.lease.value import (
+    Attempt,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+)
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import NS_PER_S, Epoch
 from sublet.wire.http import RenewAnswer, RenewItem
 
 

@@ -11,8 +11,8 @@ from sublet import errors
 from sublet.client.model import Offer
 from sublet.client.steps import HttpReply
 from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, QuotaExceeded, SubletError, Unsupported
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason, Kind
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import Kind
 from sublet.wire.decoders import decode_as
 from sublet.wire.http import (
     AcquireRequest,

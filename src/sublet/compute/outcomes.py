@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from sublet import errors
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, OutOfMemory, RemoteError, SubletError
 from sublet.guest.cargo import fetch_buffers, load
-from sublet.lease.value import LeaseEnd, rfc3339
-from sublet.values import EndReason, LeaseId
+from sublet.lease.value import rfc3339
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import LeaseId
 from sublet.wire.frames import close_all
 from sublet.wire.link_events import CallRefused, Replied
 from sublet.wire.page import ended_error

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from sublet.client.guests import Guest, environment, start_spec
 from sublet.errors import Disconnected, GpuSessionEnded, NotFound, SubletError
-from sublet.lease.value import LeaseEnd, rfc3339
-from sublet.values import EndReason
+from sublet.lease.value import rfc3339
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
 from sublet.wire.device import DeviceCall, DeviceReply

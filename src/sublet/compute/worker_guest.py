@@ -14,8 +14,8 @@ from sublet.client.guests import end_known_to_office, environment, start_spec
 from sublet.compute.shown import folder_for, interpreter_for
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
 from sublet.lease.states import GuestState
-from sublet.lease.value import LeaseEnd, ended_error, rfc3339
-from sublet.values import EndReason
+from sublet.lease.value import ended_error, rfc3339
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.wire.guests import GuestSpec, GuestView, StdioKind
 from sublet.wire.zygote import LEASE_ENDED
 

@@ -27,7 +27,7 @@ from sublet.compute.outcomes import read
 from sublet.compute.worker_guest import Options, end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
 from sublet.guest.cargo import encode, out_of_band, place_buffers
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import LeaseEnd
 from sublet.values import LeaseId
 from sublet.wire.guests import Service
 from sublet.wire.line import SharedConnection

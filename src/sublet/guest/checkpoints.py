@@ -20,7 +20,8 @@ from typing import Final
 
 from sublet.background import start_thread
 from sublet.errors import Disconnected, NotFound, Unsupported
-from sublet.values import EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.refusals import Refusal, error_of

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sublet.errors import LeaseEnded, NotFound, Unsupported
 from sublet.lazy_dataclass import dataclass
-from sublet.lease.value import LeaseEnd, rfc3339
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, format_duration
+from sublet.lease.value import rfc3339
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import NS_PER_S, Epoch, LeaseId, format_duration
 from sublet.wire.cards import OWN_DEVICE
 from sublet.wire.page import PageReader, PageState, PageView
 

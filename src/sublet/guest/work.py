@@ -20,7 +20,7 @@ from sublet.guest.deferred import answering
 from sublet.guest.launch_counter import flush_launches
 from sublet.guest.main_thread import Desk
 from sublet.guest.streams import Speech, SpokenRecords
-from sublet.values import EndReason
+from sublet.lease_end import EndReason
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import close_all
 from sublet.wire.guests import Visit

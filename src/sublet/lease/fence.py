@@ -23,7 +23,8 @@ from typing import Final
 
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch
 from sublet.lazy_dataclass import dataclass
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Part
 
 ENDED_MAX: Final = 4096

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from sublet.lazy_dataclass import dataclass
-from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef
 
 

@@ -31,13 +31,13 @@ from sublet.lease.value import (
     Attempt,
     HolderNews,
     HolderWord,
-    LeaseEnd,
     Outcome,
     RenewalGranted,
     RenewalRefused,
     RenewalUnknown,
 )
-from sublet.values import EndReason, Epoch, LeaseId, RenewMode, format_duration
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import Epoch, LeaseId, RenewMode, format_duration
 
 # ----------------------------------------- How long work ran under a lease, so that it can be said once and billed once
 

@@ -27,7 +27,16 @@ from sublet.lease.parking import ParkingLot
 from sublet.lease.retransmit import Repeats
 from sublet.lease.teardown import Bounds, Teardown
 from sublet.lease.teardowns import Teardowns
-from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import (
+    NS_PER_S,
+    Epoch,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.orders import (
     End,
     EndedHere,

@@ -13,7 +13,8 @@ from typing import Final
 from sublet.lease.fence import FenceEntry, FenceTable
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Teardown
-from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, NodeId, TenantId
 from sublet.wire.orders import Grant, Part, RemoveVolume, Report, VolumeRef, VolumeRemoved, Volumes
 
 SAID_AT_ONCE: Final = 1000

@@ -26,7 +26,8 @@ from sublet.lease.hardware import Hardware
 from sublet.lease.policy import lead_ns
 from sublet.lease.retransmit import Repeats
 from sublet.lease.teardowns import Teardowns
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, NodeId
+from sublet.lease_end import EndReason
+from sublet.values import GIB, NS_PER_S, Epoch, LeaseId, NodeId
 from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report
 
 LOOK_NS: Final = NS_PER_S // 5

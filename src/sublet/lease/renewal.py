@@ -36,7 +36,8 @@ from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, HolderNews, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown, rfc3339
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, LeaseId
 
 BATCH_MAX: Final = 1000
 """Renewals in one request at most. The rest goes into the next one, at once: after an outage everything is due."""

@@ -8,25 +8,8 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
-from sublet.values import EndReason, Epoch, LeaseId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseEnd:
-    """Why and when a lease ended, and how to go on."""
-
-    reason: EndReason
-    at: str
-    """RFC 3339, UTC: for people and records."""
-    detail: str = ""
-    saved_at: str | None = None
-    """When the state was last saved, if it was."""
-    resume_hint: str = "Acquire a new lease and go on from the last checkpoint."
-    """What to do now."""
-    way: str = ""
-    """How its devices were taken back, where that was asked: ``suspend`` or ``not saved`` (see ``values.Way``)."""
-    parked: str = ""
-    """Where what ran under it lives on: hand it (or the ended lease) on as ``resume=``. Empty if it does not."""
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import Epoch, LeaseId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

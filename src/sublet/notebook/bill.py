@@ -17,7 +17,7 @@ from sublet.values import GIB, format_cost, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
-    from sublet.lease.value import LeaseEnd
+    from sublet.lease_end import LeaseEnd
     from sublet.wire.http import BillLine
 
 ROWS_MAX: Final = 10_000

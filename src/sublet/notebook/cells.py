@@ -25,6 +25,7 @@ from sublet.errors import (
     SubletError,
     WorkerLost,
 )
+from sublet.lease_end import EndReason
 from sublet.notebook.additions import Additions
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_io import Placing, Traffic, fates_text, number_of
@@ -70,7 +71,7 @@ from sublet.notebook.resume import (
     wait_until_taken,
 )
 from sublet.notebook.status import CellBill, Ended, Finished, Notices, Offered, Starting, Waiting
-from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier, format_size
+from sublet.values import GIB, NS_PER_S, Exclusivity, Tier, format_size
 from sublet.wire.http_views import SESSION_LABEL
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
     from sublet.client.model import Offer, Place
     from sublet.compute.kernel_guest import CellCall
     from sublet.jobs import MemoryOutputStore
-    from sublet.lease.value import LeaseEnd
+    from sublet.lease_end import LeaseEnd
     from sublet.notebook.parcels import Outgoing
     from sublet.studio import NotebookSession
 

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, Unpicklable, WorkerLost
+from sublet.lease_end import EndReason
 from sublet.notebook.probing import MODULE
 from sublet.notebook.remote_value import RemoteValue, clock_time
-from sublet.values import EndReason
 
 if TYPE_CHECKING:
     from sublet.notebook.checkpoint import About

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.notebook.options import CellOptions
 from sublet.notebook.status import Suspended
-from sublet.values import NS_PER_S, EndReason, Tier
+from sublet.values import NS_PER_S, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric

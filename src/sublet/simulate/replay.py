@@ -23,6 +23,7 @@ import msgspec
 from sublet.errors import InvalidRequest, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LIVE_STATES
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
@@ -37,7 +38,6 @@ from sublet.values import (
     GIB,
     MILLIS_PER_DEVICE,
     NS_PER_S,
-    EndReason,
     Exclusivity,
     GroupId,
     Kind,

@@ -13,9 +13,10 @@ counted in ``second_s``.
 from __future__ import annotations
 
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch, SubletError
+from sublet.lease_end import EndReason
 from sublet.testing.machine import FaultName
 from sublet.testing.office_in_short import AgentBench, OfficeInShort, part_of, refused, said
-from sublet.values import EndReason, Epoch, LeaseId, TenantId
+from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, TornDown
 
 __all__ = ["AgentBench", "AgentConformance"]

@@ -6,9 +6,19 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
 from sublet.errors import SubletError
+from sublet.lease_end import EndReason
 from sublet.node.agent.port import AgentPort
 from sublet.testing.machine import FaultName
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import (
+    GIB,
+    NS_PER_S,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.orders import End, Extend, Grant, Notify, Part, Report, Verify
 
 ALICE = TenantId("alice")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from sublet.errors import LeaseEnded
+from sublet.lease_end import EndReason
 from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, part_of, refused, said
-from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, TenantId
+from sublet.values import GIB, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.orders import End, EndedHere, Grant, Held, NotHeld, Parkable, Parking, Part, Resumed, TornDown
 
 A, B, UNDER, AGAIN = LeaseId("lease-a"), LeaseId("lease-b"), LeaseId("parking"), LeaseId("again")

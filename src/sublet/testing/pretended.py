@@ -11,8 +11,9 @@ from typing import Final
 
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.teardown import Bounds
+from sublet.lease_end import EndReason
 from sublet.testing.machine import FaultName, Faults, Machine
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.values import GIB, NS_PER_S, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from sublet.clock import Clock
+from sublet.lease_end import EndReason
 from sublet.node.agent.port import AgentPort
-from sublet.values import EndReason, Epoch, LeaseId
+from sublet.values import Epoch, LeaseId
 from sublet.wire.orders import End, Notify, Part
 
 

@@ -4,9 +4,10 @@ of kind ``block``, and work under a lease of blocks leaves data there.
 
 from __future__ import annotations
 
+from sublet.lease_end import EndReason
 from sublet.testing.machine import FaultName
 from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, said
-from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
+from sublet.values import MIB, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.orders import (
     End,
     Grant,

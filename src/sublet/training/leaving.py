@@ -10,8 +10,8 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import LeaseInterrupt
-from sublet.lease.value import LeaseEnd, rfc3339
-from sublet.values import EndReason
+from sublet.lease.value import rfc3339
+from sublet.lease_end import EndReason, LeaseEnd
 
 LEASE_ENDED: Final = 76
 TERMINATED: Final = 128 + signal.SIGTERM

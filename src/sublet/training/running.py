@@ -29,12 +29,11 @@ from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, Su
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.ranks import ENTRY
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import EndReason, LeaseEnd
 from sublet.training.leaving import SIGTERM, TERMINATED
 from sublet.training.progress import Sieve, TrainingProgress
 from sublet.training.progress_events import VARIABLE
 from sublet.training.script import for_tenant
-from sublet.values import EndReason
 from sublet.wire.cards import VISIBLE
 from sublet.wire.guests import GuestSpec
 from sublet.wire.http import LeaseView

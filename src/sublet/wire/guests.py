@@ -15,7 +15,8 @@ from dataclasses import field
 from typing import Final
 
 from sublet.lazy_dataclass import dataclass
-from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.compat import later

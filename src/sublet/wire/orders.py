@@ -12,7 +12,17 @@ from __future__ import annotations
 from dataclasses import field
 
 from sublet.lazy_dataclass import dataclass
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, Suspend, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import (
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    Suspend,
+    TenantId,
+)
 from sublet.wire.compat import later
 
 _CARDS = ("GPU-", "MIG-")

@@ -33,7 +33,8 @@ from sublet.errors import (
     StaleEpoch,
 )
 from sublet.lazy_dataclass import dataclass
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, LeaseId
 
 PAGE_BYTES: Final = 4096
 UPDATE_NS: Final = 1 * NS_PER_S

@@ -13,8 +13,21 @@ from dataclasses import dataclass, field
 
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
-from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
-from sublet.values import EndReason, Epoch, LeaseId, RenewMode, format_duration, parse_duration_ns
+from sublet.lease.value import (
+    Attempt,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+)
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import (
+    Epoch,
+    LeaseId,
+    RenewMode,
+    format_duration,
+    parse_duration_ns,
+)
 
 Words = dict[str, str]
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Done, Granted, Offer, Place, Refusal
@@ -36,7 +37,6 @@ from sublet.office.ledger.records import (
 from sublet.office.ledger.state import State
 from sublet.values import (
     BudgetWindow,
-    EndReason,
     Epoch,
     Exclusivity,
     GroupId,

@@ -13,7 +13,8 @@ from sublet.cli.attach import Outlet
 from sublet.cli.messages import OUTPUT_HEAD_BYTES, STREAM_STDOUT, greeting, message, output_head, read
 from sublet.cli.table import load
 from sublet.errors import Disconnected, InvalidRequest
-from sublet.values import EndReason, GuestId
+from sublet.lease_end import EndReason
+from sublet.values import GuestId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import (
     OUTPUT_HEAD,

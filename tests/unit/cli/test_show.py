@@ -20,8 +20,8 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason, Kind
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import Kind
 
 
 class Terminal(io.StringIO):

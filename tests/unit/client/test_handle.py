@@ -25,7 +25,8 @@ from sublet.client.steps import Program
 from sublet.errors import Disconnected, InvalidRequest, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.values import EndReason, Epoch, LeaseId, RenewMode
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, LeaseId, RenewMode
 from sublet.wire.http import RenewAnswer
 from tests.unit.client.script import SILENCE, ended, error, noticed, reply, view
 from tests.unit.client.test_lease_table import Desk

@@ -32,7 +32,8 @@ from sublet.client.transport import Transport
 from sublet.errors import Disconnected
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.values import NS_PER_S, EndReason, Epoch, RenewMode
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, RenewMode
 from sublet.wire.http import ErrorView, GrantAnswer, LeaseView, News, RenewalsAnswer, RenewalsRequest, RenewAnswer
 from tests.traces import until as until_it_is
 from tests.unit.client.script import HeldClock, ended, noticed, view

@@ -30,8 +30,15 @@ from sublet.errors import (
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import RenewalBatch
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId
+from sublet.lease.value import (
+    Attempt,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+)
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, RequestId
 from sublet.wire.http import ErrorView, LeaseView, News, RenewalsAnswer, RenewAnswer
 from tests.unit.client.script import NOBODY, SILENCE, HeldClock, Script, ended, error, noticed, reply, view
 

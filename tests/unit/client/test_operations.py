@@ -26,7 +26,8 @@ from sublet.errors import (
     Unsupported,
 )
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import EndReason, Kind, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import Kind, LeaseId
 from sublet.wire.http import AcquireRequest, EndView, ErrorView, GrantAnswer, OfferAnswer, StatusView
 from tests.unit.client.script import (
     NOBODY,

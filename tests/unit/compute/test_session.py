@@ -28,8 +28,9 @@ from sublet.errors import (
     SubletError,
     Unsupported,
 )
+from sublet.lease_end import EndReason
 from sublet.testing.device_conformance import CUDA_KERNELS, KERNELS, WARP_KERNELS
-from sublet.values import MIB, EndReason, Epoch
+from sublet.values import MIB, Epoch
 from sublet.wire.device import ModuleKind
 from sublet.wire.page import PageState
 from tests.left_open import nothing_left_open
@@ -405,7 +406,7 @@ def test_the_end_of_the_lease_is_the_end_of_the_session(pair: SessionPair) -> No
 
 
 def test_nothing_is_sent_under_a_lease_that_is_known_to_be_over(pair: SessionPair) -> None:
-    from sublet.lease.value import LeaseEnd
+    from sublet.lease_end import LeaseEnd
 
     over = False
 

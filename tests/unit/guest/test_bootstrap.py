@@ -15,7 +15,8 @@ import pytest
 
 from sublet.errors import LeaseInterrupt
 from sublet.guest.bootstrap import EndOfLease
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter, time_namespace
 from sublet.wire.usage_counters import TallyFile
 from sublet.wire.zygote import python_argv
@@ -43,8 +44,8 @@ def main():
 """
 LEFT: Final = """
 from sublet.errors import LeaseInterrupt
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason
+from sublet.lease_end import LeaseEnd
+from sublet.lease_end import EndReason
 class Left(LeaseInterrupt, SystemExit):
     code = 143
 def main():
@@ -168,6 +169,7 @@ def test_what_runs_in_a_guest_needs_the_standard_library_alone(module: str, tmp_
         "guest",
         "wire",
         "lease",
+        "lease_end",
         "values",
         "errors",
         "clock",

@@ -11,7 +11,8 @@ import pytest
 
 from sublet.errors import Unsupported
 from sublet.guest.checkpoints import Checkpoints
-from sublet.values import EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
 from sublet.wire.usage_counters import TallyFile
 from tests.traces import PATIENCE_S, until

@@ -10,7 +10,8 @@ import pytest
 
 import sublet
 from sublet.guest import current as current_module
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
 
 

@@ -17,8 +17,7 @@ import pytest
 from sublet.errors import LeaseInterrupt
 from sublet.guest import kernel
 from sublet.guest.interrupts import KernelInterrupts
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason
+from sublet.lease_end import EndReason, LeaseEnd
 from tests.left_open import left_of, threads_now
 
 

@@ -23,8 +23,9 @@ from sublet.errors import (
 )
 from sublet.guest import device_service
 from sublet.guest import session as session_module
+from sublet.lease_end import EndReason
 from sublet.testing.device_conformance import KERNELS, WARP_KERNELS
-from sublet.values import MIB, EndReason, Epoch, LeaseId
+from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import dumps
 from sublet.wire.device import (
     INLINE_MAX,

@@ -8,7 +8,8 @@ import pytest
 
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch
 from sublet.lease.fence import FenceTable, is_exclusive
-from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.lease_end import EndReason
+from sublet.values import GIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Part
 
 A, B = LeaseId("a"), LeaseId("b")

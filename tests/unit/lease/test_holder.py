@@ -20,14 +20,14 @@ from sublet.lease.states import LeaseStatus
 from sublet.lease.value import (
     Attempt,
     HolderWord,
-    LeaseEnd,
     Outcome,
     RenewalGranted,
     RenewalRefused,
     RenewalUnknown,
     rfc3339,
 )
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode
 
 TTL_NS = 60 * NS_PER_S
 LEASE = LeaseId("L-1")

@@ -12,7 +12,18 @@ from sublet.lease.fence import is_exclusive
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.node import Node
 from sublet.lease.teardown import Bounds, TeardownPhase
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import (
+    GIB,
+    NS_PER_S,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.orders import (
     Device,
     End,

@@ -9,7 +9,8 @@ import pytest
 
 from sublet.lease import node_volumes
 from sublet.lease.node_volumes import SAID_AT_ONCE
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import (
     Device,
     End,

@@ -8,11 +8,22 @@ from __future__ import annotations
 import pytest
 
 from sublet.errors import LeaseEnded, LeaseNotActive, StaleEpoch
+from sublet.lease_end import EndReason
 from sublet.testing import HeldClock
 from sublet.testing.machine import FaultName
 from sublet.testing.memory import MemoryAgent
 from sublet.testing.pretended import Timings
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import (
+    GIB,
+    NS_PER_S,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.orders import (
     Device,
     End,

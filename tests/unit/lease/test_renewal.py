@@ -13,8 +13,16 @@ from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Renewable, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, HolderWord, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.lease.value import (
+    Attempt,
+    HolderWord,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+)
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import NS_PER_S, Epoch, LeaseId
 from tests.unit.lease.held import HeldClock, Office
 
 ON_TIME = RenewalPolicy(jitter_fraction=0.0)

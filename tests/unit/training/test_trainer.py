@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from sublet.lease_end import EndReason
 from sublet.training import Preempted, PreemptibleTrainer
-from sublet.values import EndReason
 
 pytestmark = pytest.mark.needs("torch")
 

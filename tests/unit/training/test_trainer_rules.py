@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseInterrupt
+from sublet.lease_end import EndReason
 from sublet.state.checkpoints.store import FolderStore
 from sublet.state.checkpoints.writer import Staged
 from sublet.training import Preempted, PreemptibleTrainer
 from sublet.training.progress import Sieve, TrainingProgress
 from sublet.training.progress_events import SEPARATOR, Account, ProgressWriter
 from sublet.training.trainer import part_of, put_back
-from sublet.values import EndReason
 from tests.unit.training.test_trainer import Lease, Program, Rows, same, shuffled
 
 pytestmark = pytest.mark.needs("torch")

@@ -18,7 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.lease_end import EndReason
+from sublet.values import (
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire import guests, orders
 from sublet.wire.codec import MARK, dumps, from_wire, loads, to_wire
 from sublet.wire.orders import Grant, NotHeld, Order, Part, Report, TornDown

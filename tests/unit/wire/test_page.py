@@ -24,7 +24,8 @@ from sublet.errors import (
     StaleEpoch,
     SubletError,
 )
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.lease_end import EndReason
+from sublet.values import NS_PER_S, Epoch, LeaseId
 from sublet.wire import page as page_module
 from sublet.wire.page import (
     PAGE_BYTES,

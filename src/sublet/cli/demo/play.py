@@ -28,8 +28,8 @@ from sublet.client.model import Notice, Offer, Place
 from sublet.client.office import answers
 from sublet.errors import LeaseEnded, NotFound
 from sublet.invocation import installing
-from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason, format_size
+from sublet.lease_end import EndReason, LeaseEnd
+from sublet.values import format_size
 
 T = TypeVar("T")
 

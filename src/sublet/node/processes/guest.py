@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Final
 
 from sublet.lease.states import GuestEvent, GuestState, next_guest
+from sublet.lease_end import EndReason
 from sublet.node.processes.guest_connections import GuestConnections
 from sublet.node.processes.limits import GroupUsage
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.reaper import ProcessExit
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.tree import Tree
-from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
+from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GUESTS_PAGE, GuestNews, Guests, GuestSpec, GuestView, Profile
 
 SHOWN_ARGUMENTS: Final = 64

@@ -20,6 +20,7 @@ from sublet.clock import Clock
 from sublet.errors import LeaseNotActive, NotFound, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import GuestEvent, GuestState
+from sublet.lease_end import EndReason
 from sublet.node.connections import mistake
 from sublet.node.loop import READ, Loop, log_internal_error
 from sublet.node.priority import Priority
@@ -36,7 +37,7 @@ from sublet.node.processes.scan_schedule import UNSEEN_S, Looking
 from sublet.node.processes.spawn import Child, SpawnFailed, read_failure
 from sublet.node.processes.termination import Endings
 from sublet.node.processes.tree import ProcessSnapshot, Tree, Trees
-from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
+from sublet.values import NS_PER_S, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
 
 DRAIN_NS: Final = 2 * NS_PER_S

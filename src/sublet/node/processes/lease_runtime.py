@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from sublet.lease_end import EndReason
 from sublet.node.processes.cgroups import ControlGroup, Groups
 from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.limits import GroupLimits
-from sublet.values import NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
+from sublet.values import NS_PER_S, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Metered, Notify, Part
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
 from sublet.wire.usage_counters import TALLY_BYTES, TALLY_VARIABLE, TallyFile, total

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
+from sublet.lease_end import EndReason
 from sublet.node.processes.guests import GuestTable
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.messages import out_of_memory
 from sublet.node.processes.procs import PAGE_BYTES, ProcessStat, Procs
 from sublet.node.processes.tree import ProcessSnapshot
-from sublet.values import MIB, EndReason, GuestId, LeaseId, format_size
+from sublet.values import MIB, GuestId, LeaseId, format_size
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Part, card_uuid
 

@@ -9,12 +9,13 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from sublet.lease_end import EndReason
 from sublet.node.loop import Loop, Timer, log_internal_error
 from sublet.node.priority import Priority
 from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.scan_schedule import UNSEEN_S
 from sublet.node.processes.tree import ProcessSnapshot, Trees
-from sublet.values import NS_PER_S, EndReason, GuestId
+from sublet.values import NS_PER_S, GuestId
 
 KILL_AGAIN_NS: Final = NS_PER_S // 2
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from sublet.lease.hardware import Hardware, Leftover, Need, NotYet, Verdict
+from sublet.lease_end import EndReason
 from sublet.node.loop import log_internal_error
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
 T = TypeVar("T")

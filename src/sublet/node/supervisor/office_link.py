@@ -15,9 +15,10 @@ from typing import Any, Final, Protocol, assert_never
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.lazy_dataclass import dataclass
+from sublet.lease_end import EndReason
 from sublet.node.connections import Connection, mistake
 from sublet.node.loop import Loop, log_internal_error
-from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire.codec import MARK, dumps, from_wire, loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import (

@@ -17,6 +17,7 @@ from typing import Final
 from sublet.errors import SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
+from sublet.lease_end import EndReason
 from sublet.node.forked_jobs import ANSWER_FD, ANSWERED, ForkedJobs
 from sublet.node.loop import log_trouble
 from sublet.node.processes.group import ControlGroup
@@ -27,7 +28,7 @@ from sublet.node.processes.trash import HeldMemory, Trash
 from sublet.node.sandbox import remove_tree
 from sublet.node.storage.stores import Stores
 from sublet.node.supervisor.parking import Parker
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
 from sublet.wire.guests import GuestNews

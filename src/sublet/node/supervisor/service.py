@@ -16,6 +16,7 @@ from typing import Final
 from sublet.background import troubles
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
+from sublet.lease_end import EndReason
 from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Accepting, Timer, log_internal_error
 from sublet.node.output_budget import OutputBudget
@@ -45,7 +46,7 @@ from sublet.node.supervisor.real_hardware import RealHardware
 from sublet.node.supervisor.recovery import Predecessor
 from sublet.node.supervisor.suspending import Suspending
 from sublet.node.supervisor.volume_service import VolumeService
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
+from sublet.values import NS_PER_S, Epoch, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import (

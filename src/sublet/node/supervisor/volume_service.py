@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from sublet.errors import InvalidRequest, Unauthorized
+from sublet.lease_end import EndReason
 from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop
 from sublet.node.processes.guest import GuestProcess
@@ -22,7 +23,7 @@ from sublet.node.processes.tree import Trees
 from sublet.node.storage.publish_door import PublishDoor
 from sublet.node.storage.publish_queue import AnyCall, AnyReply, Asker, Fence, Handed, LentVolume, Publishing
 from sublet.node.storage.store import StoredFolder
-from sublet.values import EndReason, Epoch, LeaseId
+from sublet.values import Epoch, LeaseId
 from sublet.wire.guests import Front, Profile
 from sublet.wire.sockets import PeerProcess
 

@@ -25,6 +25,7 @@ from sublet.background import start_task
 from sublet.client.fabric import Fabric, connect
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
 from sublet.lazy_dataclass import dataclass
+from sublet.lease_end import EndReason
 from sublet.notebook.batch.job_options import cell_options
 from sublet.notebook.batch.job_states import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import Job, Turn, put
@@ -32,7 +33,6 @@ from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
 from sublet.notebook.batch.page import JobBill, page_of, written
 from sublet.notebook.batch.prepare import code_cells, read_notebook
 from sublet.notebook.batch.progress import Progress
-from sublet.values import EndReason
 
 AGAIN_MAX: Final = 20
 """How often one cell is run again. A lease that is lost more often under the same cell is lost because of the cell."""

@@ -17,7 +17,7 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.lease.value import LeaseEnd
+from sublet.lease_end import LeaseEnd
 from sublet.office.api.from_wire import (
     acquire_command,
     acquire_many_command,

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done
 from sublet.office.ledger.lookup import find_live
 from sublet.office.ledger.records import LeaseRecord, ProcessRecord
 from sublet.office.ledger.step import Step
-from sublet.values import EndReason, Kind, LeaseId
+from sublet.values import Kind, LeaseId
 
 _OVER = frozenset({LeaseStatus.ENDING, LeaseStatus.ENDED})
 _WAITS = frozenset({LeaseStatus.QUEUED, LeaseStatus.GRANTED})

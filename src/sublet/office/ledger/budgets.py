@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Refusal, RefusalCode
@@ -25,7 +26,15 @@ from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import BudgetRecord, LeaseRecord, Now, PricesRecord
 from sublet.office.ledger.spending import Standing, account_of, budget_id, cost, rates_of, standing, window_of
 from sublet.office.ledger.state import State
-from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, EndReason, GroupId, Kind, TenantId, shown
+from sublet.values import (
+    NS_PER_S,
+    BudgetLevel,
+    BudgetWindow,
+    GroupId,
+    Kind,
+    TenantId,
+    shown,
+)
 
 if TYPE_CHECKING:
     from sublet.office.ledger.transaction import Transaction

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from sublet.lease_end import EndReason
 from sublet.office.ledger.records import (
     DeclaredRecord,
     GroupRecord,
@@ -18,7 +19,6 @@ from sublet.office.ledger.records import (
 )
 from sublet.values import (
     BudgetWindow,
-    EndReason,
     Epoch,
     GroupId,
     LeaseId,

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from sublet.lease_end import EndReason
 from sublet.office.ledger.records import (
     BudgetRecord,
     BurstRecord,
@@ -29,7 +30,6 @@ from sublet.office.ledger.records import (
 from sublet.values import (
     BudgetId,
     BudgetLevel,
-    EndReason,
     Epoch,
     GroupId,
     LeaseId,

@@ -17,6 +17,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import admission, bound_leases, budgets, estimate, replacement, volumes
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -31,7 +32,7 @@ from sublet.office.ledger.renewals import activity
 from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.step import Step, notify_order
 from sublet.office.ledger.volume_placement import why_not_yet
-from sublet.values import NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, format_duration
+from sublet.values import NS_PER_S, Kind, LeaseId, NodeId, RequestId, format_duration
 from sublet.wire.orders import Parking, Part
 
 REQUEST_ID_MAX: Final = 120

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from sublet.errors import LeaseEnded, LeaseNotActive, NotFound, RenewalRefusal, StaleEpoch
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.lease.value import ended_error as error_of_end
+from sublet.lease.value import rfc3339
+from sublet.lease_end import LeaseEnd
 from sublet.office.ledger import parking
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.step import Step

@@ -8,6 +8,7 @@ import msgspec
 
 from sublet.errors import InvalidRequest, NotFound, Quarantined
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import arrangement, burst_credit, reservations, volumes
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -15,7 +16,7 @@ from sublet.office.ledger.answers import Answer, Done
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, NodeRecord, TenantRecord
 from sublet.office.ledger.step import Step
-from sublet.values import DURATION_MAX_NS, EndReason, GroupId, NodeId, TenantId, valid_name
+from sublet.values import DURATION_MAX_NS, GroupId, NodeId, TenantId, valid_name
 from sublet.wire import orders
 
 UID_MAX: Final = (1 << 32) - 2

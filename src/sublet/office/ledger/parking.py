@@ -26,12 +26,12 @@ import msgspec
 from sublet.lease.parking import NOT_PARKED_FOR, copy_ns
 from sublet.lease.policy import lead_ns
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import admission
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.placement import RoomsByNode, fit_on_node
 from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, NoticeRecord, Parks, Want
 from sublet.values import (
-    EndReason,
     Exclusivity,
     Kind,
     LeaseId,

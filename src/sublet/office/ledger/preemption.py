@@ -56,6 +56,7 @@ from typing import NamedTuple
 
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.lease_end import EndReason
 from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import Floors, gpu_millis
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
@@ -64,7 +65,7 @@ from sublet.office.ledger.queue_order import kinds_of, yields_after_maximum
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
-from sublet.values import EndReason, Kind, LeaseId, NodeId, ResourceId, Tier
+from sublet.values import Kind, LeaseId, NodeId, ResourceId, Tier
 from sublet.wire.orders import Part
 
 VICTIMS_MAX = 64

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
+from sublet.lease_end import EndReason
 from sublet.values import (
     BudgetId,
     BudgetLevel,
     BudgetWindow,
-    EndReason,
     Epoch,
     Exclusivity,
     GroupId,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded, RenewalRefusal
+from sublet.lease_end import EndReason
 from sublet.office.ledger import admission, budgets, parking, replacement
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -13,7 +14,7 @@ from sublet.office.ledger.queue_order import kinds_of, others_wait_for
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.step import Step, extend_order
-from sublet.values import EndReason, Kind, RenewMode, format_duration
+from sublet.values import Kind, RenewMode, format_duration
 
 
 def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger import parking, volumes
@@ -14,7 +15,7 @@ from sublet.office.ledger.records import NO_LONGER_THERE, ForeignRecord, Resourc
 from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
-from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire import orders
 
 

@@ -25,6 +25,7 @@ import msgspec
 
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done
 from sublet.office.ledger.fairness import DEFAULT_GROUP
@@ -35,7 +36,6 @@ from sublet.office.ledger.records import GroupRecord, LeaseRecord, ReservationRe
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.values import (
     NS_PER_S,
-    EndReason,
     GroupId,
     Kind,
     ReservationId,

@@ -16,6 +16,7 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import (
     admission,
     budgets,
@@ -35,7 +36,7 @@ from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State, is_particular
 from sublet.office.ledger.step import Step
-from sublet.values import BudgetId, EndReason, Exclusivity, Kind, LeaseId, NodeId, Tier
+from sublet.values import BudgetId, Exclusivity, Kind, LeaseId, NodeId, Tier
 from sublet.wire.orders import Part
 
 ENDS_PER_TICK = 500

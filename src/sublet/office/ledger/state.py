@@ -24,6 +24,7 @@ from sublet.lease.states import (
     SliceState,
     next_slice,
 )
+from sublet.lease_end import EndReason
 from sublet.office.ledger.fairness import DEFAULT_GROUP, HALF_LIFE_NS, SHARED_KINDS, Account, Decay, amounts_of
 from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.policy import Policy
@@ -58,7 +59,6 @@ from sublet.values import (
     MILLIS_PER_DEVICE,
     NS_PER_S,
     BudgetId,
-    EndReason,
     Epoch,
     Exclusivity,
     GroupId,

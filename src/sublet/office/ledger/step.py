@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import admission, burst_credit, parking, replacement, volumes
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import OFFICE
@@ -19,7 +20,7 @@ from sublet.office.ledger.groups import gpu_millis
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import EndRecord, LeaseRecord, NoticeRecord, Now
 from sublet.office.ledger.state import State
-from sublet.values import BudgetId, EndReason, LeaseId, NodeId, ReservationId, Way
+from sublet.values import BudgetId, LeaseId, NodeId, ReservationId, Way
 from sublet.wire import orders
 from sublet.wire.orders import Order, Parking, Part
 

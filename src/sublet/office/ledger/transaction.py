@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sublet.lease_end import EndReason
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.state import State
-from sublet.values import BudgetId, EndReason, LeaseId, NodeId, ReservationId, Way
+from sublet.values import BudgetId, LeaseId, NodeId, ReservationId, Way
 from sublet.wire.orders import Order, Parking, Part
 
 

@@ -13,12 +13,13 @@ import heapq
 from collections.abc import Iterable
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
+from sublet.lease_end import EndReason
 from sublet.office.ledger.parking import suspend_ns
 from sublet.office.ledger.records import SliceRecord, volume_key
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step, extend_order, grant_order, notify_order
 from sublet.office.ledger.volumes import is_open, is_removed, ref_of, remove_order
-from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire import orders
 from sublet.wire.orders import Order, Part
 

@@ -21,6 +21,7 @@ import msgspec
 
 from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, QuotaExceeded, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Refusal, RefusalCode
@@ -35,7 +36,6 @@ from sublet.office.ledger.records import (
 )
 from sublet.values import (
     BYTES_MAX,
-    EndReason,
     Kind,
     LeaseId,
     ResourceId,

@@ -24,6 +24,8 @@ MOVED: Final[dict[tuple[str, str], str]] = {
         for name in names
     },
     ("sublet.replicated.policy", "FailureDomain"): "sublet.state.replicated.replica",
+    ("sublet.values", "EndReason"): "sublet.lease_end",
+    ("sublet.lease.value", "LeaseEnd"): "sublet.lease_end",
     ("sublet.training.law", "Act"): "sublet.training.step_protocol",
     ("sublet.training.telling", "Account"): "sublet.training.progress_events",
 }

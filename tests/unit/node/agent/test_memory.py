@@ -6,11 +6,22 @@ import pytest
 
 from sublet.errors import LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease.retransmit import Repeats
+from sublet.lease_end import EndReason
 from sublet.testing import HeldClock, preempt
 from sublet.testing.machine import FaultName, Faults, Machine
 from sublet.testing.memory import MemoryAgent
 from sublet.testing.pretended import Timings
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import (
+    GIB,
+    NS_PER_S,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire.orders import (
     Device,
     End,

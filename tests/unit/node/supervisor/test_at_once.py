@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 
 from sublet.clock import SystemClock
+from sublet.lease_end import EndReason
 from sublet.node.connections import Connection
 from sublet.node.loop import Loop
 from sublet.node.supervisor.service import Supervisor
-from sublet.values import EndReason, Epoch, LeaseId, TenantId
+from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.guests import Orders
 from sublet.wire.link import Link
 from sublet.wire.link_events import Event, PeerHello

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NoReturn, cast
 
 from sublet.lease.hardware import Hardware, NotYet
+from sublet.lease_end import EndReason
 from sublet.node.supervisor.guarded_hardware import GuardedHardware
-from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.values import Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import VolumeRef
 
 A, E5, R = LeaseId("a"), Epoch(1, 5), ResourceId("r")

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from sublet.clock import SystemClock
+from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
 from sublet.node.supervisor.office_link import AT_ONCE_MAX, WAITS_MAX, Obeying
-from sublet.values import EndReason, Epoch, LeaseId
+from sublet.values import Epoch, LeaseId
 from sublet.wire.guests import Orders
 from sublet.wire.orders import End, Extend, Order
 

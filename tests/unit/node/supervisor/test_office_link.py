@@ -11,9 +11,10 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.errors import InvalidRequest, SubletError
+from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
 from sublet.node.supervisor.office_link import OfficeLink, read_orders
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
+from sublet.values import Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads, to_wire
 from sublet.wire.guests import Configure, Configured, Orders, Reports
 from sublet.wire.link import Link

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
+from sublet.lease_end import EndReason
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.storage.publish_queue import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, LentVolume, Publishing
 from sublet.node.storage.store import StoredFolder, StoreState
 from sublet.node.storage.stores_work import Made, StoreNote
-from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.orders import Notify, Part
 from sublet.wire.refusals import Refusal

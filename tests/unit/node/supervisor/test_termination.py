@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from sublet.clock import SystemClock
+from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
 from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.termination import Endings
-from sublet.values import EndReason
 
 LINE = "the lease is over (released)"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from sublet.guest.usage_counters import SharedAccount
+from sublet.lease_end import EndReason
 from sublet.node.processes.cgroups import ControlGroup, Groups
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import GroupLimits
-from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import GIB, MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Part
 from sublet.wire.usage_counters import TALLY_BYTES, TallyFile, UsageRow
 

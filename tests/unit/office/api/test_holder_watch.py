@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from sublet.lease_end import EndReason
 from sublet.office.api import processes
 from sublet.office.api.processes import HolderWatch, ProcessTable
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import Command, HolderGone, HolderUnseen
 from sublet.office.ledger.records import EndRecord, LeaseRecord, Now, ProcessRecord
-from sublet.values import EndReason, LeaseId, RequestId, TenantId, Tier
+from sublet.values import LeaseId, RequestId, TenantId, Tier
 from tests.left_open import open_now
 
 NOW = Now(1, 1)

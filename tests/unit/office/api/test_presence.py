@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger.events import Ended, Granted, Queued, Ungranted
 from sublet.office.ledger.queue_liveness import SILENCE_S, Presence
 from sublet.office.ledger.records import EndRecord, LeaseRecord, Want
-from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, RequestId, TenantId, Tier
+from sublet.values import (
+    NS_PER_S,
+    Epoch,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    TenantId,
+    Tier,
+)
 
 SILENCE_NS = round(SILENCE_S * NS_PER_S)
 

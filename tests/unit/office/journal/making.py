@@ -5,12 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from sublet.lease_end import EndReason
 from sublet.office.journal import backup
 from sublet.office.journal.files import Anchors
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import EndRecord, LeaseRecord, Now, Want
-from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId, Tier
+from sublet.values import (
+    GIB,
+    Epoch,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    ResourceId,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import Device, Inventory, Part
 
 WALL_NS: Final = 1_700_000_000_000_000_000

@@ -15,6 +15,7 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
+from sublet.lease_end import EndReason
 from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -41,7 +42,6 @@ from sublet.values import (
     GIB,
     BudgetId,
     BudgetWindow,
-    EndReason,
     Epoch,
     Exclusivity,
     GroupId,

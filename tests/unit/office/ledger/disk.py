@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sublet.values import EndReason, Epoch, Kind, LeaseId, NodeId
+from sublet.lease_end import EndReason
+from sublet.values import Epoch, Kind, LeaseId, NodeId
 from sublet.wire.orders import (
     End,
     Grant,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bound_leases import BoundLeases
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, ProcessRecord
-from sublet.values import GIB, EndReason, Kind, LeaseId, NodeId, RequestId, Suspend, Tier
+from sublet.values import GIB, Kind, LeaseId, NodeId, RequestId, Suspend, Tier
 from sublet.wire.orders import Parkable
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, inventory, seconds
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, LeaseRevoked, NotFound, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -25,7 +26,6 @@ from sublet.values import (
     BudgetId,
     BudgetLevel,
     BudgetWindow,
-    EndReason,
     GroupId,
     Kind,
     LeaseId,

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from sublet.lease.states import LeaseStatus, SliceState, VolumeState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.checks import check_after, check_books
 from sublet.office.ledger.records import NoticeRecord
 from sublet.office.ledger.state import STALE_ENTRIES_MAX, State
-from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId, Tier
+from sublet.values import GIB, Epoch, Kind, LeaseId, ResourceId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared
 
 GPU, CPU, DISK = ResourceId("g"), ResourceId("c"), ResourceId("d")

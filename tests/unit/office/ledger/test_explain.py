@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.api.to_wire import explain_answer
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.explain import Because, Explanation, Reason, ReasonKind
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import GroupRecord, LeaseRecord, Quota
-from sublet.values import GIB, EndReason, GroupId, TenantId, Tier
+from sublet.values import GIB, GroupId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
 
 CAT = TenantId("cat")

@@ -6,13 +6,14 @@ import pytest
 
 from sublet.errors import InvalidRequest, LeaseEnded, LeaseNotActive
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.fold import apply
 from sublet.office.ledger.records import LOCAL_TENANT, Quota, Want
 from sublet.office.ledger.scheduler import WALK_MAX
-from sublet.values import GIB, EndReason, Kind, NodeId, RequestId, ResourceId, Tier
+from sublet.values import GIB, Kind, NodeId, RequestId, ResourceId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Notify, TornDown
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared
 

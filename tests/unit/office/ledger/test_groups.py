@@ -11,6 +11,7 @@ import pytest
 
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import queue_order
 from sublet.office.ledger.answers import Granted, GrantedMany, Place
@@ -22,7 +23,16 @@ from sublet.office.ledger.queue_order import InOrder, position
 from sublet.office.ledger.records import GroupRecord, Quota
 from sublet.office.ledger.state import State
 from sublet.office.ledger.usage import UsageMeter, at_most_from
-from sublet.values import GIB, EndReason, Exclusivity, GroupId, Kind, LeaseId, RequestId, TenantId, Tier
+from sublet.values import (
+    GIB,
+    Exclusivity,
+    GroupId,
+    Kind,
+    LeaseId,
+    RequestId,
+    TenantId,
+    Tier,
+)
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds, shared
 
 COURSE, LAB = GroupId("course"), GroupId("lab")

@@ -7,12 +7,13 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted, Offer, Place
 from sublet.office.ledger.bills import Rates
 from sublet.office.ledger.budgets import prices_record
 from sublet.office.ledger.records import LeaseRecord, Want
-from sublet.values import GIB, EndReason, Exclusivity, Tier
+from sublet.values import GIB, Exclusivity, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, gpu, inventory
 
 PRICES = Rates(currency="EUR", gpu=1, models={"NVIDIA A100": 2_000_000, "Tesla T4": 500_000})

@@ -9,6 +9,7 @@ import pytest
 
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Granted, Place
@@ -18,7 +19,6 @@ from sublet.office.ledger.records import EndRecord, GroupRecord, LeaseRecord, Pa
 from sublet.office.ledger.state import State
 from sublet.values import (
     GIB,
-    EndReason,
     Epoch,
     Exclusivity,
     GroupId,

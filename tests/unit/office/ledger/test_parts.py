@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sublet.errors import InvalidRequest
+from sublet.lease_end import EndReason
 from sublet.office.ledger import admission
 from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.placement import fit, fit_on_node, largest
@@ -17,7 +18,7 @@ from sublet.office.ledger.queue_order import InOrder, position
 from sublet.office.ledger.records import Quota, Want
 from sublet.office.ledger.state import Held
 from sublet.office.ledger.usage import UsageMeter
-from sublet.values import GIB, EndReason, Exclusivity, Kind, NodeId, ResourceId, Tier
+from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId, Tier
 from sublet.wire.orders import Part
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, gpu, inventory, seconds, shared
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+from sublet.lease_end import EndReason
 from sublet.office.ledger.answers import Granted, Offer, Place, Refusal
 from sublet.office.ledger.events import EVENT_TYPES
-from sublet.values import EndReason
 from tests.unit.office.ledger.chaos import Chaos
 
 ENDS = (

@@ -6,12 +6,13 @@ import pytest
 
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Answer, Granted, Offer, Place, Refusal, RefusalCode
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.records import LeaseRecord, Quota, Want
 from sublet.office.ledger.state import State
-from sublet.values import GIB, EndReason, Epoch, LeaseId, RequestId, TenantId, Tier
+from sublet.values import GIB, Epoch, LeaseId, RequestId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted
@@ -18,7 +19,6 @@ from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import GroupRecord, LeaseRecord, Now, Quota, ReservationRecord, Span
 from sublet.office.ledger.state import State
 from sublet.values import (
-    EndReason,
     GroupId,
     Kind,
     LeaseId,

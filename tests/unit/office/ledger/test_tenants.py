@@ -6,10 +6,11 @@ import pytest
 
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.state import State
-from sublet.values import GIB, EndReason, Kind, TenantId
+from sublet.values import GIB, Kind, TenantId
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, device, disk, gpu, inventory
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import GroupRecord, LeaseRecord
-from sublet.values import EndReason, GroupId, TenantId, Tier
+from sublet.values import GroupId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
 
 CLEO = TenantId("cleo")

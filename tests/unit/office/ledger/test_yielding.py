@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 
 from sublet.lease.states import LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord
-from sublet.values import GIB, EndReason, Kind, LeaseId, NodeId, RenewMode, RequestId, Suspend, Tier, Way
+from sublet.values import (
+    GIB,
+    Kind,
+    LeaseId,
+    NodeId,
+    RenewMode,
+    RequestId,
+    Suspend,
+    Tier,
+    Way,
+)
 from sublet.wire.orders import End, Held, Notify, Parkable
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, inventory, seconds
 

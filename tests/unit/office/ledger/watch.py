@@ -15,6 +15,7 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.admission import own_limit
@@ -25,7 +26,16 @@ from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.promised_parts import rooms_for
 from sublet.office.ledger.records import KEPT_STATES, LeaseRecord, Now
 from sublet.office.ledger.state import State
-from sublet.values import MILLIS_PER_DEVICE, BudgetLevel, EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
+from sublet.values import (
+    MILLIS_PER_DEVICE,
+    BudgetLevel,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, Parkable, Resumed, TornDown
 from tests.unit.office.ledger.bench import Bench
 
