@@ -57,8 +57,8 @@ def decode(
         if not parsed.splices and met is None:
             try:
                 value = pickle.loads(parsed.stream, buffers=windows())  # noqa: S301 - in a guest, or the holder's process
-            except ModuleNotFoundError as error:
-                if error.name not in {module for module, _ in MOVED}:
+            except (ModuleNotFoundError, AttributeError) as error:
+                if not _names_what_moved(error):
                     raise
                 value = _ByOldNames(io.BytesIO(parsed.stream), buffers=windows()).load()
         else:
@@ -87,6 +87,14 @@ def decode(
 def assembly_here(find: Callable[[int], Any] | None = None) -> Assembly:
     """For ``decode``. ``find``: gives the object here under a number of ``Encoded.met``, or None."""
     return Assembly(lambda stream: _Unpickler(io.BytesIO(stream)).load(), find)
+
+
+def _names_what_moved(error: ModuleNotFoundError | AttributeError) -> bool:
+    """Whether a class was not found because it has moved since it was saved: its module is gone, or lacks it."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name in {module for module, _ in MOVED}
+    text = str(error)
+    return any(f"'{module}'" in text and f"'{name}'" in text for module, name in MOVED)
 
 
 class _ByOldNames(pickle.Unpickler):
