@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
@@ -23,7 +24,7 @@ from sublet.studio.people import Token
 from sublet.studio.records import Entry, Session, fold
 from sublet.studio.sessions import Sessions
 from sublet.testing.machine import Machine
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Epoch, LeaseId, RequestId, TenantId
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Epoch, Kind, LeaseId, RequestId, TenantId
 from sublet.wire.orders import Part
 from tests.simulation.mutant import Mutant, in_force
 
@@ -136,6 +137,17 @@ def _any_that_is_parked(original: Any) -> Any:
     return unpark
 
 
+def _on_another_device(original: Any) -> Any:
+    def unpark(self: Machine, under: LeaseId, lease: LeaseId, epoch: Epoch, parts: tuple[Part, ...]) -> None:
+        lent = {part.resource for part in parts}
+        others = [one for one in self.inventory.devices if one.kind is Kind.GPU and one.id not in lent]
+        free = [one.id for one in others if not self.residents(one.id)]
+        moved = [replace(one, resource=free[0]) if free and one.kind is Kind.GPU else one for one in parts]
+        original(self, under, lease, epoch, tuple(moved))
+
+    return unpark
+
+
 def _reads_with_another_parser(original: Any) -> Any:
     def decode_as(raw: bytes, shape: type[Any]) -> Any:
         json.loads(raw)
@@ -190,6 +202,9 @@ PEOPLE_MUTANTS: Final = {
     "audit": _mutant("a claim is not in the audit chain", (ev, "AUDITED", _claims_are_not_audited)),
     "fence": _mutant("a quarantine is not in the audit chain", (ev, "AUDITED", _quarantines_are_not_audited)),
     "resumed": _mutant("another's suspended program is resumed", (Machine, "unpark", _any_that_is_parked)),
+    "moved": _mutant(
+        "a program is resumed on a device that its lease has not", (Machine, "unpark", _on_another_device)
+    ),
     "words": _mutant("what is no message is no error of ours", (api, "decode_as", _reads_with_another_parser)),
     "pickle": _mutant("a message is unpickled", (api, "decode_as", _reads_pickles)),
     "hub": _mutant("a hub that does not answer is taken for a yes", (HubPeople, "check", _silence_is_a_yes)),

@@ -50,6 +50,7 @@ CAUGHT_BY: Final = {
     "audit": "N11",
     "fence": "N16",
     "resumed": "N17",
+    "moved": "N17",
     "words": "N12",
     "pickle": "N13",
     "hub": "N14",
@@ -60,7 +61,7 @@ BESIDE: Final[dict[str, tuple[type[Notebook], ...]]] = {
     **dict.fromkeys(("words", "pickle"), (Forger,)),
 }
 """Who is there beside honest people, for those that honest people never meet."""
-CAUGHT_AT: Final = {"request": 14, "memory": 2, "hub": 4, "fence": 1, "resumed": 5}
+CAUGHT_AT: Final = {"request": 14, "memory": 2, "hub": 4, "fence": 1, "resumed": 5, "moved": 1}
 """The seed that catches it, among honest people alone, where that is not the first."""
 
 
