@@ -24,7 +24,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import sublet
 from sublet.cli import main
@@ -37,8 +37,11 @@ __all__ = [
     "Process",
     "anew",
     "fork_offices",
+    "fork_where",
     "forked_supervisor",
+    "run_program",
     "run_sublet",
+    "start_piped",
     "start_program",
     "start_sublet",
 ]
@@ -50,6 +53,7 @@ AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
 TAKEN_ON: Final = ("PYTHONPATH", "PYTHONWARNINGS")
 """But these, where they say no more than that the package is this one, and what becomes of warnings."""
 WARNINGS: Final = frozenset(("", "error", "default", "always", "ignore"))
+LIBRARIES: Final = "LD_LIBRARY_PATH"
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(sublet.__file__)))
 
 
@@ -83,7 +87,22 @@ def run_sublet(
     timeout: float = 200.0,
 ) -> Ended:
     """Run ``sublet WORDS`` to its end. ``umask``: another than ours; ``given``: what it can read."""
-    command = [sys.executable, "-m", "sublet", *words]
+    return _run_to_end([sys.executable, "-m", "sublet", *words], env, cwd, umask, given, timeout)
+
+
+def run_program(text: str, *words: str, env: Mapping[str, str], timeout: float = 200.0) -> Ended:
+    """Run ``python -c TEXT WORDS`` to its end. It finds all that an office loads loaded."""
+    return _run_to_end([sys.executable, "-c", text, *words], env, None, -1, b"", timeout)
+
+
+def _run_to_end(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str | os.PathLike[str] | None,
+    umask: int,
+    given: bytes,
+    timeout: float,
+) -> Ended:
     order = _order(command, env, cwd, umask)
     if given or order is None:
         done = subprocess.run(command, env=env, cwd=cwd, umask=umask, input=given, capture_output=True, timeout=timeout)
@@ -93,7 +112,7 @@ def run_sublet(
         ours = [stack.enter_context(open(fd, "rb", buffering=0)) for fd in (out, err)]
         nothing = stack.enter_context(open(os.devnull, "rb"))
         try:
-            process = fork(_servers().commands, order, (nothing.fileno(), to_out, to_err))
+            process = fork(_servers_of(env).commands, order, (nothing.fileno(), to_out, to_err))
         finally:
             os.close(to_out)
             os.close(to_err)
@@ -103,7 +122,7 @@ def run_sublet(
             return Ended(process.wait(until_s - time.monotonic()), *said)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             process.kill()
-            raise subprocess.TimeoutExpired(["sublet", *words], timeout) from error
+            raise subprocess.TimeoutExpired(list(command), timeout) from error
 
 
 def start_sublet(*words: str, env: Mapping[str, str], said: IO[bytes]) -> Process:
@@ -121,7 +140,54 @@ def _start(command: Sequence[str], env: Mapping[str, str], out: IO[bytes], err: 
     if order is None:
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     with open(os.devnull, "rb") as nothing:
-        return fork(_servers().commands, order, (nothing.fileno(), out.fileno(), err.fileno()))
+        return fork(_servers_of(env).commands, order, (nothing.fileno(), out.fileno(), err.fileno()))
+
+
+def start_piped(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Start such a command as ``subprocess.Popen`` does, with pipes of its own, and talk to it in the same way."""
+    order = _order(command, env)
+    if order is None:
+        return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
+    return _Piped(command, order, _servers_of(env).commands, (stdin, stdout, stderr))
+
+
+class _Piped(subprocess.Popen[bytes]):
+    """Only its start and its end are others: it is no child of this process."""
+
+    def __init__(self, command: Sequence[str], order: Order, server: str, streams: tuple[int, int, int]) -> None:
+        self._how = order, server
+        stdin, stdout, stderr = streams
+        super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr)
+
+    def _execute_child(self, *given: Any) -> None:
+        """``given``: what ``subprocess`` would start it with, the ends of its pipes among it."""
+        stdin, to_stdin, from_stdout, stdout, from_stderr, stderr = given[10:16]
+        order, server = self._how
+        with open(os.devnull, "r+b") as nothing:
+            theirs = (fd if fd >= 0 else nothing.fileno() for fd in (stdin, stdout, stderr))
+            self._forked = fork(server, order, tuple(theirs))
+        self.pid = self._forked.pid
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            stdin, to_stdin, from_stdout, stdout, from_stderr, stderr
+        )
+
+    def poll(self) -> int | None:
+        self.returncode = self._forked.poll()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.returncode = self._forked.wait(timeout)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        self._forked.send_signal(sig)
 
 
 def _order(
@@ -134,11 +200,13 @@ def _order(
 ) -> Order | None:
     """None for a process that is to have a start of its own."""
     order = order_for(command, env, os.getcwd() if cwd is None else os.fspath(cwd), umask=umask, alone=alone)
-    return order if _can_fork(order, _for_start(env) == _servers().begins and _is_taken_on(env)) else None
+    starts_alike = _for_start(env) == _servers_of(env).begins and _is_taken_on(env)
+    return order if _can_fork(order, env, starts_alike) else None
 
 
-def _can_fork(order: Order, starts_alike: bool) -> bool:
-    return starts_alike and not anew.wanted and fits(order) and _files() == _servers().files and can_be_shown()
+def _can_fork(order: Order, env: Mapping[str, str], starts_alike: bool) -> bool:
+    has_files = _files() == _servers_of(env).files
+    return starts_alike and not anew.wanted and fits(order) and has_files and can_be_shown()
 
 
 def _for_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -189,7 +257,7 @@ def _forked_office(command: Sequence[str], env: Mapping[str, str], log: int) -> 
     if order is None:
         return _detach(command, env, log)
     with open(os.devnull, "rb") as nothing:
-        return fork(_servers().commands, order, (nothing.fileno(), log, log)).pid
+        return fork(_servers_of(env).commands, order, (nothing.fileno(), log, log)).pid
 
 
 class _Supervisor(starting_supervisors._Process):
@@ -212,15 +280,15 @@ class _Supervisor(starting_supervisors._Process):
 
 def forked_supervisor(argv: list[str], env: Mapping[str, str], log: int, told: int = -1) -> Forked | None:
     """None for one that is to have a start of its own, as one with another program has."""
-    begins, own = _servers().begins, _for_start(env)
+    begins, own = _servers_of(env).begins, _for_start(env)
     libraries = ("LD_", "MALLOC_", "GLIBC_")  # it is started without the variables of Python
     alike = all(own.get(name) == begins.get(name) for name in {*own, *begins} if name.startswith(libraries))
     order = order_for(argv, env, os.getcwd(), session=True)
     plain = [sys.executable, "-I", "-S", "-c", starting_supervisors._CODE, _PACKAGE]
-    if not (_can_fork(order, alike) and argv[:-1] == plain):
+    if not (_can_fork(order, env, alike) and argv[:-1] == plain):
         return None
     with open(os.devnull, "rb") as nothing:
-        return fork(_servers().supervisors, order, (nothing.fileno() if told < 0 else told, log, log))
+        return fork(_servers_of(env).supervisors, order, (nothing.fileno() if told < 0 else told, log, log))
 
 
 # ------------------------------------------------------------------------------------------------- who forks for others
@@ -241,10 +309,25 @@ _SUPERVISORS: Final = (
 )
 
 
+_places: Final[set[str]] = set()
+
+
+def fork_where(libraries: str) -> None:
+    """From now on this process also forks what looks for libraries in this folder first, from processes of their own.
+    The folder is there when the first of them is forked; what lies in it may be another thing each time."""
+    _places.add(libraries)
+
+
+def _servers_of(env: Mapping[str, str]) -> _Servers:
+    libraries = env.get(LIBRARIES, "")
+    return _servers(libraries if libraries in _places else "")
+
+
 @functools.cache
-def _servers() -> _Servers:
+def _servers(libraries: str = "") -> _Servers:
     """Two processes for this one, which end with it."""
     env = {name: value for name, value in _FIRST.items() if name not in TAKEN_ON}
+    env |= {LIBRARIES: libraries} if libraries else {}
     alive, ours = os.pipe()
     _kept_open.append(ours)
     with listening() as commands, listening() as supervisors:
@@ -324,7 +407,7 @@ def _main() -> None:
     commands, supervisors, orders, alive = sys.argv[1:]
     _load()
     made = _Servers(commands, supervisors, _for_start(os.environ), _files())
-    globals()["_servers"] = lambda: made
+    globals()["_servers"] = lambda libraries="": made
     fork_offices()
     gc.collect()
     gc.freeze()  # what is loaded by now is no garbage of any command's

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sublet.client.home import runtime_dir
-from tests.commands import run_sublet
+from tests.commands import run_sublet, start_piped
 from tests.crash.office_process import release_all
 from tests.traces import plain_env
 
@@ -56,6 +56,8 @@ class Shell:
         return Done(done.status, done.out, done.err.decode())
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        if more.keys() <= {"stdin", "stdout", "stderr"}:
+            return start_piped(self.command(*words), self.env, **more)
         more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
         return subprocess.Popen(self.command(*words), env=self.env, **more)
 

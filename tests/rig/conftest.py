@@ -34,3 +34,9 @@ def _locks_of_cards_that_never_were() -> Iterator[None]:
     """Thousands of files in the machine's folders of locks, where this suite runs often."""
     yield
     remove_locks()
+
+
+@pytest.fixture(scope="session")
+def rig_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For ``office_rig``."""
+    return tmp_path_factory.mktemp("machines")

@@ -10,8 +10,10 @@ cards and changes them while whole offices run on them::
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import itertools
 import mmap
 import os
 import shutil
@@ -22,9 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.node.supervisor.locks import PREFIX, ROOTS, lock_folder
+from tests.commands import fork_where
 from tests.rig.personalities import Personality
 
-__all__ = ["Rig", "State", "build", "make_rig", "remove_locks"]
+__all__ = ["Rig", "State", "build", "make_rig", "office_rig", "remove_locks"]
 
 CARDS: Final = 16
 PROCESSES: Final = 64
@@ -192,6 +195,7 @@ def clear(trouble: Trouble) -> None:
     trouble.call = b""
 
 
+_numbers_of_rigs: Final = itertools.count()
 _made: Final[set[str]] = set()
 """The UUIDs of all cards that this process made."""
 
@@ -207,7 +211,7 @@ def remove_locks() -> None:
 
 def make_rig(place: Path, personality: Personality) -> Rig:
     """A machine of this kind, with nobody on its cards."""
-    folder = place / "rig"
+    folder, number = place / "rig", next(_numbers_of_rigs)
     folder.mkdir()
     for name, path in build().items():
         shutil.copy(path, folder / name)
@@ -221,7 +225,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
             setattr(card, field, value)
         card.present, card.node, card.hidden = 1, index, index in personality.hidden
         # Of all the machine's offices only one may lend a card, so no two tests may have the same.
-        card.uuid[:] = hashlib.blake2b(f"{folder} {index}".encode(), digest_size=16).digest()
+        card.uuid[:] = hashlib.blake2b(f"{folder} {number} {index}".encode(), digest_size=16).digest()
         with open(folder / f"card{index}", "wb") as file:
             file.truncate(card.memory)
     (folder / "state").write_bytes(bytes(state))
@@ -230,6 +234,18 @@ def make_rig(place: Path, personality: Personality) -> Rig:
     for answer in personality.answers:
         rig.trouble(answer.field, code=answer.value)
     return rig
+
+
+@contextlib.contextmanager
+def office_rig(place: Path, personality: Personality) -> Iterator[Rig]:
+    """A machine for an office and its commands, which are forked (``tests.commands``): all such machines of this
+    process lie in one place, one after the other, since a process that has begun looks for libraries where it did."""
+    fork_where(str(place / "rig"))
+    rig = make_rig(place, personality)
+    try:
+        yield rig
+    finally:
+        shutil.rmtree(rig.folder)
 
 
 def build() -> dict[str, Path]:

@@ -12,8 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -28,9 +26,10 @@ from sublet.client.office import ensure_office
 from sublet.errors import CapacityExceeded, SubletError
 from sublet.node.agent.foreign import STEP
 from sublet.values import MIB, Exclusivity
+from tests.commands import run_program
 from tests.rig import card_functions
 from tests.rig.personalities import NO_FABRIC, NO_UVM, PERSONALITIES, Personality
-from tests.rig.rig import Rig, make_rig
+from tests.rig.rig import Rig, office_rig
 
 pytestmark = pytest.mark.needs("gcc")
 
@@ -217,9 +216,9 @@ class Machine:
         found["kill"] &= self.is_clean(uuid)
 
     def doctor(self) -> list[str]:
-        argv = [sys.executable, "-c", DOCTOR]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=True)
-        said: list[list[str]] = list(json.loads(done.stdout).values())
+        done = run_program(DOCTOR, env=os.environ, timeout=WAIT_S)
+        assert done.status == 0, done
+        said: list[list[str]] = list(json.loads(done.out).values())
         states = sorted({state for state, *_ in said})
         do = next((more[0] for state, _, *more in said if state == "broken"), "")
         helps = [word for word in HELPS.values() if word in do]
@@ -245,17 +244,19 @@ def _until(what: Any, text: str) -> None:
 
 
 @pytest.fixture
-def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    rig = make_rig(tmp_path, request.param)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
+def machine(
+    request: pytest.FixtureRequest, rig_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machine]:
     home = tmp_path / "home"
     home.mkdir()
-    ensure_office(home, words=("up", "--foreground"))
-    for index, _ in enumerate(request.param.cards):  # what the rehearsal wrote there
-        rig.wipe(index)
-    with sublet.connect(home=home) as fabric:
-        yield Machine(rig, fabric)
-        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    with office_rig(rig_place, request.param) as rig:
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
+        ensure_office(home, words=("up", "--foreground"))
+        for index, _ in enumerate(request.param.cards):  # what the rehearsal wrote there
+            rig.wipe(index)
+        with sublet.connect(home=home) as fabric:
+            yield Machine(rig, fabric)
+            fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 

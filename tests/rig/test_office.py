@@ -12,10 +12,11 @@ from typing import Any, Final
 import pytest
 
 from sublet.client.home import runtime_dir, socket_path
+from tests.commands import run_program
 from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, clear, make_rig
+from tests.rig.rig import Rig, clear, office_rig
 from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
@@ -256,8 +257,9 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    return make_rig(tmp_path_factory.mktemp("machine"), FOUR_H100)
+def rig(rig_place: Path) -> Iterator[Rig]:
+    with office_rig(rig_place, FOUR_H100) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -333,22 +335,16 @@ def test_one_process_for_each_card_and_its_own_is_number_local_rank(sublet: Shel
 
 def test_a_map_over_several_cards_has_a_worker_on_each(office: Shell, sublet: Shell, rig: Rig) -> None:
     """Each finds its own card first: functions write "cuda" and count no cards."""
-    done = subprocess.run(
-        [sys.executable, "-c", MAPS], env=office.env, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
-    assert done.returncode == 0, done
-    found, leased = json.loads(done.stdout)
+    found, leased = printed(office, MAPS)
     assert [device for _, device in found] == ["cuda:0", "cuda:0"]
     assert [index_of(rig, uuid) for uuid, _ in found] == [index_of(rig, name) for name in leased]
 
 
-def printed(office: Shell, program: str) -> Any:
+def printed(office: Shell, program: str, *arguments: str) -> Any:
     """What a program of a user prints last, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=office.env, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    done = run_program(program, *arguments, env=office.env, timeout=WAIT_S)
+    assert done.status == 0, done.err.decode()
+    return json.loads(done.out.splitlines()[-1])
 
 
 def test_a_session_computes_on_the_card_of_its_lease(office: Shell, sublet: Shell, rig: Rig) -> None:
@@ -480,16 +476,7 @@ def test_compiling_begins_cuda_in_the_guest_and_nowhere_else(office: Shell, subl
     """NVRTC initializes CUDA where a driver is: a holder would be refused its next call, an office keep every card."""
     pid = str(sublet.json("status")["pid"])
     supervisor = str(supervisor_of(runtime_dir(sublet.home.resolve())))
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILES, pid, supervisor],
-        env=office.env,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [False, False, False, True]
+    assert printed(office, COMPILES, pid, supervisor) == [False, False, False, True]
 
 
 def test_doctor_says_which_cards_there_are(sublet: Shell) -> None:

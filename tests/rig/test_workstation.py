@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -20,7 +21,7 @@ from sublet.values import MIB
 from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import SHOWN, WORKSTATION
-from tests.rig.rig import Rig, clear, make_rig
+from tests.rig.rig import Rig, clear, office_rig
 from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
 from tests.traces import supervisor_of
@@ -37,11 +38,11 @@ SLOW_MS: Final = 500
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    made = make_rig(tmp_path_factory.mktemp("machine"), WORKSTATION)
-    made.draws(0, DESKTOP, os.getpid())
-    made.card(1).compute_mode = PROHIBITED
-    return made
+def rig(rig_place: Path) -> Iterator[Rig]:
+    with office_rig(rig_place, WORKSTATION) as made:
+        made.draws(0, DESKTOP, os.getpid())
+        made.card(1).compute_mode = PROHIBITED
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from sublet.client.home import runtime_dir
-from tests.commands import Ended, anew, run_sublet
+from tests.commands import Ended, anew, fork_where, run_program, run_sublet, start_piped
 from tests.crash.office_process import office_at
 from tests.traces import plain_env, supervisor_of
 
@@ -60,6 +60,45 @@ def test_a_command_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run_sublet("top", "--json", "--interval", "1h", env=env, timeout=0)
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "but the line to the one that forks"
+
+
+ECHOES: Final = "import sys; print(sys.stdin.readline()); print(sys.argv[1:], file=sys.stderr); sys.exit(3)"
+
+
+def test_a_forked_program_is_talked_to_by_pipes_as_a_started_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+    came: list[object] = []
+    for wanted in (False, True):
+        monkeypatch.setattr(anew, "wanted", wanted)
+        with start_piped([sys.executable, "-c", ECHOES, "word"], plain_env(), stdin=subprocess.PIPE) as told:
+            assert told.poll() is None
+            came.append((told.communicate(b"line\n"), told.returncode))
+        with start_piped([sys.executable, "-c", "input()"], plain_env(), stdin=subprocess.PIPE) as killed:
+            killed.terminate()
+            came.append((killed.communicate(), killed.wait(), killed.poll()))
+        with start_piped([sys.executable, "-c", "input()"], plain_env(), stderr=subprocess.STDOUT) as silent:
+            out, err = silent.communicate()
+            came.append((out.splitlines()[-1], err, silent.returncode))
+    told_so = (b"line\n\n", b"['word']\n")
+    at_its_end = (b"EOFError: EOF when reading a line", None, 1)
+    assert came == [(told_so, 3), ((b"", b""), -15, -15), at_its_end] * 2
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "but the line to the one that forks"
+
+
+@pytest.mark.needs("gcc")
+def test_what_is_forked_finds_its_libraries_where_it_was_said_to_fork(tmp_path: Path) -> None:
+    """Whatever lies there at the time; and nobody else looks there."""
+    folder, source = tmp_path / "libraries", tmp_path / "number.c"
+    fork_where(str(folder))
+    for number in (1, 2):
+        folder.mkdir()
+        source.write_text(f"int number(void) {{ return {number}; }}")
+        subprocess.run(["gcc", "-shared", "-o", folder / "libsubletnumber.so", source], check=True)
+        code = "import ctypes, sys; print(sys.modules['sublet'] and ctypes.CDLL('libsubletnumber.so').number())"
+        done = run_program(code, env=plain_env() | {"LD_LIBRARY_PATH": str(folder)})
+        assert done == Ended(0, b"%d\n" % number, b""), "and it finds Sublet loaded: it is a fork"
+        assert b"cannot open shared object" in run_program(code, env=plain_env()).err
+        shutil.rmtree(folder)
 
 
 LAST_SIGNAL: Final = 31
