@@ -43,7 +43,7 @@ MAY_BE_LEFT_OUT: Final = frozenset(("gpu", "material", "mock-nvml"))
 DEBIAN_PACKAGE: Final = {
     "etcd": "etcd-server",
     "strace": "strace",
-    "chromium": "chromium",
+    "chromium": "chromium-headless-shell",
     "wrk": "wrk",
     "systemd-analyze": "systemd",
     "prometheus": "prometheus",
@@ -67,6 +67,12 @@ def _has_material() -> bool:
 def _has_mock_nvml() -> bool:
     """NVIDIA's mock of NVML, which is no part of the project."""
     return os.path.isfile(os.path.join(os.environ.get("SUBLET_MATERIAL", "/nowhere"), "gpu-rig", "libnvidia-ml.so.1"))
+
+
+def _has_chromium() -> bool:
+    from tests.browser.lab import PROGRAMS
+
+    return any(map(shutil.which, PROGRAMS))
 
 
 def _has_wasmtime() -> bool:
@@ -95,6 +101,7 @@ CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
     "material": _has_material,
     "mock-nvml": _has_mock_nvml,
     "torch": _has_torch,
+    "chromium": _has_chromium,
     "wasmtime": _has_wasmtime,
     "tracer": _has_tracer,
     "hub": _has_hub,

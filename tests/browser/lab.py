@@ -21,7 +21,7 @@ import sublet
 from tests.light_jupyter import without_address_parsers
 from tests.traces import plain_env
 
-__all__ = ["Page", "cells_in", "keep_quiet", "lab", "notebook", "opened"]
+__all__ = ["PROGRAMS", "Page", "browser", "cells_in", "keep_quiet", "lab", "notebook", "opened"]
 
 PICTURES = os.environ.get("SUBLET_PICTURES", "")
 """A folder: what is seen is kept there, for people to look at, and for the docs."""
@@ -32,6 +32,9 @@ CHROMIUM = (
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"),
     *("--disable-extensions", "--disable-background-networking", "--disable-component-update"),
 )
+PROGRAMS = ("chromium-headless-shell", "chromium")
+"""Debian's, the first of them that is there. The other draws windows around its pages: a start, and each page of a
+person who has been nowhere yet, take more than twice the time of a processor."""
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 """The notebook whose tab is in front."""
 EXAMPLE = Path(sublet.__file__).parent / "notebook" / "five-minute-gpu.ipynb"
@@ -117,13 +120,25 @@ def _write(path: Path, settings: object) -> None:
 
 
 @contextmanager
-def opened(address: str) -> Iterator[Page]:
-    """The notebook at this address, in a browser of its own. A picture shows what fits into the window."""
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
-        page = browser.new_context(
+        made = playwright.chromium.launch(
+            executable_path=next(filter(None, map(shutil.which, PROGRAMS))), args=CHROMIUM
+        )
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@contextmanager
+def opened(address: str) -> Iterator[Page]:
+    """The notebook at this address, in a browser of its own. A picture shows what fits into the window."""
+    with browser() as chromium:
+        page = chromium.new_context(
             viewport={"width": 1000, "height": 3400 if PICTURES else 1000}, reduced_motion="reduce"
         ).new_page()
         try:
@@ -132,8 +147,6 @@ def opened(address: str) -> Iterator[Page]:
             if PICTURES:
                 page.screenshot(path=Path(PICTURES) / "failed.png")
             raise
-        finally:
-            browser.close()
 
 
 class Page:

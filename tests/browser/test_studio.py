@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
 import sublet
 from sublet.studio.office import sessions_folder
 from sublet.studio.plan import Plan, Queue, save_plan
-from tests.browser.lab import PATIENCE_MS, PICTURES
+from tests.browser.lab import PATIENCE_MS, PICTURES, browser
 from tests.integration.office_stage import office_stage
 from tests.integration.studio_stage import StudioStage, studio_stage
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.browser, pytest.mark.slow]
 
-
-CHROMIUM: Final = (
-    "--no-sandbox",
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    "--disable-extensions",
-    "--disable-background-networking",
-    "--disable-component-update",
-)
 Visit: TypeAlias = Callable[..., Any]
 
 
@@ -37,18 +26,6 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioStage]:
     with office_stage(tmp_path_factory.mktemp("office"), "1x16GiB") as office, studio_stage(office) as stage:
         stage.tenant("physics")
         yield stage
-
-
-@contextlib.contextmanager
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
-        try:
-            yield made
-        finally:
-            made.close()
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ import pytest
 import sublet
 from sublet.studio.hub_api import Handshake
 from sublet.studio.people import HUB_LABEL
-from tests.browser.lab import PATIENCE_MS, Page, cells_in, keep_quiet
-from tests.browser.test_studio import browser, picture
+from tests.browser.lab import PATIENCE_MS, Page, browser, cells_in, keep_quiet
+from tests.browser.test_studio import picture
 from tests.integration.hub_stage import PASSWORD, Guest, HubStage, hub_stage, local_users, until_hub_says
 from tests.integration.studio_stage import PATIENCE_S, Member
 from tests.light_jupyter import python_module
