@@ -16,6 +16,7 @@ import sys
 import threading
 import types
 import typing
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -187,6 +188,13 @@ def of_module(module: str, name: str) -> Any:
 def inference_tensor(make: Any, arguments: tuple[Any, ...]) -> Any:
     """One that was made in inference mode."""
     with importlib.import_module("torch").inference_mode():
+        return make(*arguments)
+
+
+def quantized_tensor(make: Any, arguments: tuple[Any, ...]) -> Any:
+    """PyTorch warns of what its own function calls here, which is nothing that the program did."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return make(*arguments)
 
 

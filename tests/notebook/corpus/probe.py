@@ -278,13 +278,32 @@ def _of_numpy(np: Any, value: Any, kind: type) -> list[Any] | None:
     return None
 
 
+def _numbers_of(torch: Any, value: Any) -> object:
+    """As bytes; of an unusual kind of tensor as what its numbers can be had in."""
+    if value.is_nested:
+        return [_numbers_of(torch, part) for part in value.unbind()]
+    if value.layout is torch.strided and (value.is_meta or not value.untyped_storage().nbytes()):
+        return b""  # it has a shape, and no numbers
+    if value.is_quantized:
+        value = value.dequantize()
+    flat = value if value.layout is torch.strided else value.to_dense()
+    flat = flat.resolve_conj().resolve_neg()
+    plain = flat.contiguous().reshape(-1).as_subclass(torch.Tensor)
+    return bytes(plain.view(torch.uint8).numpy()) if flat.numel() else b""
+
+
 def _of_torch(torch: Any, value: Any, kind: type) -> list[Any] | None:
     if not hasattr(torch, "Tensor"):  # it is being imported
         return None
     if isinstance(value, torch.Tensor):
-        flat = value.detach() if value.layout is torch.strided else value.detach().to_dense()
-        content = bytes(flat.contiguous().reshape(-1).view(torch.uint8).numpy()) if flat.numel() else b""
-        found = [str(value.dtype), tuple(value.shape), str(value.device), content]
+        if torch.nn.parameter.is_lazy(value):
+            return ["its shape is not known yet"]
+        found: list[Any] = [
+            str(value.dtype),
+            [value.size(0)] if value.is_nested else list(value.shape),
+            str(value.device),
+        ]
+        found.append(_numbers_of(torch, value.detach()))
         # How it was computed is looked at apart: the graph behind a result stays in the process that computed it.
         return [*found, "leaf", value.grad] if value.is_leaf and value.requires_grad else found
     if isinstance(value, torch.optim.Optimizer):  # as it saves itself; the rest is notes to itself

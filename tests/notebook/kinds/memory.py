@@ -9,6 +9,7 @@ __all__ = ["ARRAYS", "FRAMES", "TENSORS"]
 NP = "import numpy as np\n"
 PD = "import pandas as pd\n"
 TORCH = "import torch\n"
+QUANTIZED = "import warnings; warnings.simplefilter('ignore'); import torch\n"  # PyTorch calls them deprecated
 
 ARRAYS: list[Kind] = [
     travels("an array", NP + "x = np.arange(6.0)", "x.sum() == 15", "x[0] = 7", "x[0] == 7 and x.flags.writeable"),
@@ -423,6 +424,26 @@ TENSORS: list[Kind] = [
         "x['weight'].data_ptr() == y.weight.data_ptr()",
         "x['weight'].fill_(3)",
         "y.weight.sum() == 6",
+    ),
+    travels(
+        "a tensor of float8 or uint16",
+        TORCH + "x = torch.tensor([1, 2]).to(torch.float8_e4m3fn); y = [x, torch.ones(2, dtype=torch.uint16)]",
+        "x.dtype == torch.float8_e4m3fn and x.float().tolist() == [1, 2] and y[0] is x and y[1].tolist() == [1, 1]",
+        "x.copy_(torch.tensor([3.0, 4.0])); y[1][0] = 7",
+        "y[0] is x and x.float().tolist() == [3, 4] and y[1].tolist() == [7, 1]",
+    ),
+    travels(
+        "a quantized tensor",
+        QUANTIZED + "x = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)\ny = [x]",
+        "x.dequantize().tolist() == [1, 1] and y[0] is x",
+        "x.copy_(torch.quantize_per_tensor(torch.full((2,), 3.0), 0.25, 1, torch.qint8))",
+        "y[0] is x and x.dequantize().tolist() == [3, 3] and (x.q_scale(), x.q_zero_point()) == (0.25, 1)",
+    ),
+    travels(
+        "a tensor that is quantized by channel",
+        QUANTIZED + "x = torch.quantize_per_channel(torch.ones(2, 2), torch.tensor([0.5, 1.0]), torch.tensor([0, 1]), "
+        "0, torch.qint8)",
+        "x.dequantize().tolist() == [[1, 1], [1, 1]] and x.q_per_channel_zero_points().tolist() == [0, 1]",
     ),
     travels("a sparse tensor", TORCH + "x = torch.eye(3).to_sparse()", "x.is_sparse and x.to_dense().sum() == 3"),
     travels(

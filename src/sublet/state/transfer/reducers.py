@@ -487,13 +487,27 @@ class Rules:
             value = plain
         hooks = rebuild.hooks_of(value)
         if any(one is not None for one in hooks):
-            return (*self._without_hooks(value).__reduce_ex__(5), (value.grad, *hooks), None, None, rebuild.set_hooks)
-        reduced = value.__reduce_ex__(5)
+            reduced = self._with_typed_storage(self._without_hooks(value).__reduce_ex__(5))
+            return (*reduced, (value.grad, *hooks), None, None, rebuild.set_hooks)
+        reduced = self._with_typed_storage(value.__reduce_ex__(5))
         if value.is_inference():
             return rebuild.inference_tensor, reduced[:2]
+        if value.is_quantized:
+            return rebuild.quantized_tensor, reduced[:2]
         if len(reduced) != 2 or not value.is_leaf or value.grad is None:
             return reduced
         return (*reduced, value.grad, None, None, rebuild.set_grad)
+
+    def _with_typed_storage(self, reduced: Any) -> Any:
+        """PyTorch reduces a tensor of a younger type (float8, uint16) to a call that only its own reader can make: it
+        gives the storage without a type, and what is called wants one with a type."""
+        torch = sys.modules["torch"]
+        make, arguments, *more = reduced
+        if make is not torch._utils._rebuild_tensor_v3 or type(arguments[0]) is not torch.UntypedStorage:
+            return reduced
+        storage = rebuild.torch_typed_storage(arguments[0], torch.uint8)
+        self.keep.append(storage)
+        return (make, (storage, *arguments[1:]), *more)
 
     def _without_hooks(self, value: Any) -> Any:
         """PyTorch leaves the hooks of a tensor behind, with a warning; a parameter's without one."""
