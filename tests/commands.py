@@ -147,9 +147,9 @@ def start_piped(
     command: Sequence[str],
     env: Mapping[str, str],
     *,
-    stdin: int = subprocess.DEVNULL,
-    stdout: int = subprocess.PIPE,
-    stderr: int = subprocess.PIPE,
+    stdin: int | None = subprocess.DEVNULL,
+    stdout: int | None = subprocess.PIPE,
+    stderr: int | None = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
     """Start such a command as ``subprocess.Popen`` does, with pipes of its own, and talk to it in the same way."""
     order = _order(command, env)
@@ -161,7 +161,9 @@ def start_piped(
 class _Piped(subprocess.Popen[bytes]):
     """Only its start and its end are others: it is no child of this process."""
 
-    def __init__(self, command: Sequence[str], order: Order, server: str, streams: tuple[int, int, int]) -> None:
+    def __init__(
+        self, command: Sequence[str], order: Order, server: str, streams: tuple[int | None, int | None, int | None]
+    ) -> None:
         self._how = order, server
         stdin, stdout, stderr = streams
         super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr)
@@ -170,9 +172,8 @@ class _Piped(subprocess.Popen[bytes]):
         """``given``: what ``subprocess`` would start it with, the ends of its pipes among it."""
         stdin, to_stdin, from_stdout, stdout, from_stderr, stderr = given[10:16]
         order, server = self._how
-        with open(os.devnull, "r+b") as nothing:
-            theirs = (fd if fd >= 0 else nothing.fileno() for fd in (stdin, stdout, stderr))
-            self._forked = fork(server, order, tuple(theirs))
+        theirs = [own if fd < 0 else fd for own, fd in enumerate((stdin, stdout, stderr))]
+        self._forked = fork(server, order, theirs)
         self.pid = self._forked.pid
         self._close_pipe_fds(  # type: ignore[attr-defined]
             stdin, to_stdin, from_stdout, stdout, from_stderr, stderr

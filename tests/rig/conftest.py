@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,8 @@ from typing import Final
 import pytest
 
 from tests.longest_first import begin_first
-from tests.rig.rig import remove_locks
+from tests.rig.personalities import FOUR_H100, Personality
+from tests.rig.rig import NewRig, Rig, forking_rig, remove_locks
 
 FIRST: Final = (
     "tests/rig/test_office.py",
@@ -38,5 +40,21 @@ def _locks_of_cards_that_never_were() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def rig_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For ``office_rig``."""
+    """For ``forking_rig``."""
     return tmp_path_factory.mktemp("machines")
+
+
+@pytest.fixture
+def new_rig(rig_place: Path) -> Iterator[NewRig]:
+    """Makes the machine of a test, which has one."""
+    with contextlib.ExitStack() as stack:
+
+        def new(personality: Personality) -> Rig:
+            return stack.enter_context(forking_rig(rig_place, personality))
+
+        yield new
+
+
+@pytest.fixture
+def rig(new_rig: NewRig) -> Rig:
+    return new_rig(FOUR_H100)

@@ -19,7 +19,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from sublet.node.supervisor.locks import PREFIX, ROOTS, lock_folder
 from tests.commands import fork_where
 from tests.rig.personalities import Personality
 
-__all__ = ["Rig", "State", "build", "make_rig", "office_rig", "remove_locks"]
+__all__ = ["NewRig", "Rig", "State", "build", "forking_rig", "make_rig", "remove_locks"]
 
 CARDS: Final = 16
 PROCESSES: Final = 64
@@ -189,6 +189,9 @@ class Rig:
                     yield piece
 
 
+NewRig = Callable[[Personality], Rig]
+
+
 def clear(trouble: Trouble) -> None:
     """It goes well again, and who hangs in it goes on."""
     trouble.hangs = 0
@@ -237,9 +240,9 @@ def make_rig(place: Path, personality: Personality) -> Rig:
 
 
 @contextlib.contextmanager
-def office_rig(place: Path, personality: Personality) -> Iterator[Rig]:
-    """A machine for an office and its commands, which are forked (``tests.commands``): all such machines of this
-    process lie in one place, one after the other, since a process that has begun looks for libraries where it did."""
+def forking_rig(place: Path, personality: Personality) -> Iterator[Rig]:
+    """A machine whose offices, commands and programs are forked (``tests.commands``). All such machines of this process
+    lie in one place, one after the other: where a process looks for libraries is settled when it begins."""
     fork_where(str(place / "rig"))
     rig = make_rig(place, personality)
     try:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from sublet.devices.plain_cuda import CALLS
-from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, make_rig
+from tests.rig.rig import Rig
 from tests.rig.test_interface import run_on
 
 pytestmark = pytest.mark.needs("gcc")
@@ -31,15 +29,10 @@ print(json.dumps([[one.message for one in found.troubles], [[one.failed, one.do]
 """
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
-    return make_rig(tmp_path, FOUR_H100)
-
-
 def tried(rig: Rig) -> Any:
-    return run_on(rig, TRIES, str(rig.folder.parent))
+    (rig.folder / "dev").mkdir()
+    (rig.folder / "dev/nvidiactl").touch()
+    return run_on(rig, TRIES, str(rig.folder))
 
 
 def test_a_stub_of_libcuda_is_said_to_be_one(rig: Rig) -> None:

@@ -14,8 +14,8 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.supervisor.suspending import Suspending
-from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, clear, make_rig
+from tests.commands import start_piped
+from tests.rig.rig import Rig, clear
 from tests.rig.test_interface import SOURCES, run_on
 from tests.traces import plain_env, until
 
@@ -39,23 +39,12 @@ CANNOT_TELL: Final = (2, 3, 4, 19, 21, 25, 26, 29, 999, 12_345)
 BROKEN: Final = (1, 9, 10, 15, 16)
 
 
-@pytest.fixture
-def rig(tmp_path: Any) -> Rig:
-    return make_rig(tmp_path, FOUR_H100)
-
-
 class Program:
     """A program on the machine that answers a line with a line of JSON."""
 
     def __init__(self, rig: Rig, code: str, *arguments: str) -> None:
         env = plain_env() | rig.env | {"PYTHONPATH": str(SOURCES.parent)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_piped([sys.executable, "-c", code, *arguments], env, stdin=subprocess.PIPE, stderr=None)
 
     def __enter__(self) -> Program:
         return self
@@ -72,7 +61,7 @@ class Program:
 
     def asked(self) -> Any:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(b"\n")
         self.process.stdin.flush()
         return self.said()
 

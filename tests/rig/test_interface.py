@@ -8,7 +8,6 @@ import inspect
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,9 @@ import pytest
 
 import sublet
 from sublet.devices.plain_cuda import CALLS
-from tests.rig.personalities import FOUR_H100, PERSONALITIES, guessed
-from tests.rig.rig import Rig, State, build, make_rig
+from tests.commands import run_program
+from tests.rig.personalities import PERSONALITIES, guessed
+from tests.rig.rig import NewRig, Rig, State, build
 from tests.traces import plain_env
 
 SOURCES: Final = Path(sublet.__file__).parent
@@ -33,16 +33,10 @@ pytestmark = pytest.mark.needs("gcc")
 
 def run_on(rig: Rig, code: str, *arguments: str, limit_s: float = CODE_LIMIT_S, **variables: str) -> Any:
     """What a program on this machine prints, as JSON."""
-    argv = [sys.executable, "-c", code, *arguments]
     env = plain_env() | rig.env | {"PYTHONPATH": str(SOURCES.parent)} | variables
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=limit_s)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return make_rig(tmp_path, FOUR_H100)
+    done = run_program(code, *arguments, env=env, timeout=limit_s)
+    assert done.status == 0, done.err.decode()
+    return json.loads(done.out)
 
 
 # ---- what the code names ----
@@ -166,8 +160,8 @@ def lendable(rig: Rig) -> list[str]:
 
 
 @pytest.mark.parametrize("personality", PERSONALITIES, ids=lambda one: one.name)
-def test_a_survey_finds_the_cards_that_the_machine_shows(tmp_path: Path, personality: Any) -> None:
-    rig = make_rig(tmp_path, personality)
+def test_a_survey_finds_the_cards_that_the_machine_shows(new_rig: NewRig, personality: Any) -> None:
+    rig = new_rig(personality)
     driver, cards, troubles = run_on(rig, SURVEY)
     assert driver == rig.state.driver.decode()
     assert cards == lendable(rig)

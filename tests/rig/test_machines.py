@@ -29,7 +29,7 @@ from sublet.values import MIB, Exclusivity
 from tests.commands import run_program
 from tests.rig import card_functions
 from tests.rig.personalities import NO_FABRIC, NO_UVM, PERSONALITIES, Personality
-from tests.rig.rig import Rig, office_rig
+from tests.rig.rig import Rig, forking_rig
 
 pytestmark = pytest.mark.needs("gcc")
 
@@ -249,7 +249,7 @@ def machine(
 ) -> Iterator[Machine]:
     home = tmp_path / "home"
     home.mkdir()
-    with office_rig(rig_place, request.param) as rig:
+    with forking_rig(rig_place, request.param) as rig:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
         ensure_office(home, words=("up", "--foreground"))
         for index, _ in enumerate(request.param.cards):  # what the rehearsal wrote there

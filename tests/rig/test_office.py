@@ -16,7 +16,7 @@ from tests.commands import run_program
 from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, clear, office_rig
+from tests.rig.rig import Rig, clear, forking_rig
 from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
@@ -258,7 +258,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def rig(rig_place: Path) -> Iterator[Rig]:
-    with office_rig(rig_place, FOUR_H100) as made:
+    with forking_rig(rig_place, FOUR_H100) as made:
         yield made
 
 

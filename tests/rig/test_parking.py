@@ -14,8 +14,7 @@ from sublet.testing import AgentBench, ParkingConformance
 from sublet.values import MIB, Kind, ResourceId, Suspend
 from sublet.wire.orders import Device, TornDown
 from tests.integration.test_agent_conformance import RealBench
-from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, make_rig
+from tests.rig.rig import Rig
 from tests.rig.test_machines import small_contexts
 
 pytestmark = pytest.mark.needs("gcc")
@@ -61,8 +60,8 @@ class TestRealAgentParksOnCards(ParkingConformance):
     settle_s = 60.0
 
     @pytest.fixture(autouse=True)
-    def _at(self, tmp_path: Path) -> Iterator[None]:
-        self._rig = make_rig(tmp_path, FOUR_H100)
+    def _at(self, tmp_path: Path, rig: Rig) -> Iterator[None]:
+        self._rig = rig
         for card in self._rig.state.cards[:4]:
             card.memory, card.reserved = 768 * MIB, 32 * MIB
         small_contexts(self._rig)

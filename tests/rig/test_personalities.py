@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -34,7 +33,7 @@ from tests.rig.personalities import (
     WORKSTATION,
     Personality,
 )
-from tests.rig.rig import Rig, clear, make_rig
+from tests.rig.rig import NewRig, Rig, clear
 from tests.rig.test_faults import Program
 from tests.rig.test_interface import lendable, run_on
 
@@ -140,9 +139,9 @@ def test_every_personality_has_an_outcome() -> None:
 
 
 @pytest.mark.parametrize("personality", PERSONALITIES, ids=lambda one: one.name)
-def test_a_card_is_tried_out_before_it_is_lent(tmp_path: Path, personality: Personality) -> None:
+def test_a_card_is_tried_out_before_it_is_lent(new_rig: NewRig, personality: Personality) -> None:
     """What could not clean a card was found out when its first lease ended: the card was then quarantined for good."""
-    rig, expected = make_rig(tmp_path, personality), EXPECTED[personality.name]
+    rig, expected = new_rig(personality), EXPECTED[personality.name]
     tried, suspend, others = run_on(
         rig, FIRST_DAY, "--try", "--suspend", CUDA_VISIBLE_DEVICES=""
     )  # what a person set is not the machine's
@@ -158,17 +157,17 @@ def test_a_card_is_tried_out_before_it_is_lent(tmp_path: Path, personality: Pers
     assert not any(blocks for _, blocks, _ in others), "a card on which nobody computes can be had for oneself"
 
 
-def test_a_program_that_the_driver_ends_is_told_from_one_that_it_keeps_waiting(tmp_path: Path) -> None:
-    rig = make_rig(tmp_path, WORKSTATION)
+def test_a_program_that_the_driver_ends_is_told_from_one_that_it_keeps_waiting(new_rig: NewRig) -> None:
+    rig = new_rig(WORKSTATION)
     row = rig.trouble("cuInit", kills=11)
     tried, _, _ = run_on(rig, FIRST_DAY, "--try")
     assert [one["failed"] for one in tried] == ["the program that tried it out ended with signal 11"] * 2
     clear(row)
 
 
-def test_a_card_that_others_have_to_themselves_is_no_broken_one(tmp_path: Path) -> None:
+def test_a_card_that_others_have_to_themselves_is_no_broken_one(new_rig: NewRig) -> None:
     """In EXCLUSIVE_PROCESS a job of somebody else keeps everybody out; the card is well."""
-    rig = make_rig(tmp_path, EXCLUSIVE)
+    rig = new_rig(EXCLUSIVE)
     row = rig.draws(1, GIB, os.getpid())
     row.list = 0  # it computes
     tried, _, others = run_on(rig, FIRST_DAY, "--try")
@@ -176,18 +175,18 @@ def test_a_card_that_others_have_to_themselves_is_no_broken_one(tmp_path: Path) 
     assert [blocks for _, blocks, _ in others] == [False, True]
 
 
-def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_no_broken_one(tmp_path: Path) -> None:
+def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_no_broken_one(new_rig: NewRig) -> None:
     """NVML lists nothing on it, and it lets no other process in: an office that was restarted then did not lend it."""
-    rig = make_rig(tmp_path, EXCLUSIVE)
+    rig = new_rig(EXCLUSIVE)
     rig.state.lingers_ms = 3_000
     run_on(rig, HAS_BEEN_THERE)
     tried, _, _ = run_on(rig, FIRST_DAY, "--try")
     assert [one["failed"] or one["busy"] for one in tried] == ["", ""]
 
 
-def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_to(tmp_path: Path) -> None:
+def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_to(new_rig: NewRig) -> None:
     """The process that tried out the second card could linger there; guests were then never moved on this machine."""
-    rig = make_rig(tmp_path, EXCLUSIVE)
+    rig = new_rig(EXCLUSIVE)
     row = rig.draws(1, GIB, os.getpid())
     row.list = 0  # it computes
     goes = threading.Timer(2.0, setattr, [row, "taken", 0])
@@ -197,9 +196,9 @@ def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_t
     assert set(suspend.values()) == {"same_type"}
 
 
-def test_an_mps_server_is_no_stranger_on_its_card(tmp_path: Path) -> None:
+def test_an_mps_server_is_no_stranger_on_its_card(new_rig: NewRig) -> None:
     """No lease could have a card for itself, and none came clean: the server stays as long as its control process."""
-    rig = make_rig(tmp_path, MPS)
+    rig = new_rig(MPS)
     with subprocess.Popen([sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"\n"
@@ -215,8 +214,8 @@ def test_an_mps_server_is_no_stranger_on_its_card(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_a_program_of_others_stays_on_its_card_where_the_operator_says_so(tmp_path: Path) -> None:
-    rig = make_rig(tmp_path, WORKSTATION)
+def test_a_program_of_others_stays_on_its_card_where_the_operator_says_so(new_rig: NewRig) -> None:
+    rig = new_rig(WORKSTATION)
     rig.draws(0, GIB, os.getpid()).list = 0  # it computes
     lent = ("--since", str(2**62))
     assert f"process {os.getpid()}" in cleaned(rig, rig.card(0).name, *lent)["left"]
@@ -226,9 +225,9 @@ def test_a_program_of_others_stays_on_its_card_where_the_operator_says_so(tmp_pa
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["bytes told", "bytes not told"])
-def test_a_desktop_keeps_nobody_from_its_card(tmp_path: Path, is_told: bool) -> None:
+def test_a_desktop_keeps_nobody_from_its_card(new_rig: NewRig, is_told: bool) -> None:
     """Where the driver did not tell how much it has, the card could never be had, and never came clean."""
-    rig = make_rig(tmp_path, WORKSTATION)
+    rig = new_rig(WORKSTATION)
     rig.draws(0, 640 * MIB, os.getpid(), is_told=is_told)
     _, _, others = run_on(rig, FIRST_DAY)
     amount, blocks, detail = others[0]
@@ -240,9 +239,9 @@ def test_a_desktop_keeps_nobody_from_its_card(tmp_path: Path, is_told: bool) -> 
     assert found["scrubbed_bytes"] > 22 * GIB
 
 
-def test_the_desktop_of_windows_keeps_nobody_from_the_card(tmp_path: Path) -> None:
+def test_the_desktop_of_windows_keeps_nobody_from_the_card(new_rig: NewRig) -> None:
     """WSL lists no process and counts what Windows draws with: nobody was seen who used that memory."""
-    rig = make_rig(tmp_path, LAPTOP)
+    rig = new_rig(LAPTOP)
     _, _, others = run_on(rig, FIRST_DAY)
     amount, blocks, detail = others[0]
     assert amount >= GIB
@@ -274,9 +273,9 @@ os._exit(0)
 """
 
 
-def test_little_memory_that_an_ended_process_still_has_is_overwritten_too(tmp_path: Path) -> None:
+def test_little_memory_that_an_ended_process_still_has_is_overwritten_too(new_rig: NewRig) -> None:
     """It passed for what an idle card has in use, the scrub could not have it, and the next lease could read it."""
-    rig = make_rig(tmp_path, FOUR_H100)
+    rig = new_rig(FOUR_H100)
     rig.card(0).context = 32 * MIB
     run_on(rig, LEAVES)
     assert rig.dirty(0)
@@ -303,9 +302,9 @@ device.close()
 """
 
 
-def test_warp_is_told_the_part_of_a_card_that_it_has_by_another_name(tmp_path: Path) -> None:
+def test_warp_is_told_the_part_of_a_card_that_it_has_by_another_name(new_rig: NewRig) -> None:
     """For Warp a part has the UUID of its card: it was said not to see the GPU."""
-    rig = make_rig(tmp_path, PARTS)
+    rig = new_rig(PARTS)
     assert run_on(rig, OF_WARP, rig.card(3).name, rig.card(0).name) == "cuda:0"
 
 
@@ -323,9 +322,9 @@ for now, _ in enumerate(sys.stdin):
 """
 
 
-def test_a_card_that_is_split_under_an_office_is_lent_no_more(tmp_path: Path) -> None:
+def test_a_card_that_is_split_under_an_office_is_lent_no_more(new_rig: NewRig) -> None:
     """NVML goes on to answer for it, and CUDA shows it to no program: the next lease found no card."""
-    rig = make_rig(tmp_path, FOUR_H100)
+    rig = new_rig(FOUR_H100)
     with Program(rig, WATCHES) as watch:
         assert watch.asked() == []
         rig.card(2).split = 1
@@ -334,8 +333,8 @@ def test_a_card_that_is_split_under_an_office_is_lent_no_more(tmp_path: Path) ->
         assert "split into parts (MIG), which are lent after `sublet down`" in detail
 
 
-def test_a_part_of_a_card_is_used_and_overwritten_alone(tmp_path: Path) -> None:
-    rig = make_rig(tmp_path, PARTS)
+def test_a_part_of_a_card_is_used_and_overwritten_alone(new_rig: NewRig) -> None:
+    rig = new_rig(PARTS)
     first = rig.card(2)
     assert first.name.startswith("MIG-")
     assert run_on(rig, PART, first.name) == ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", 90]
@@ -346,10 +345,10 @@ def test_a_part_of_a_card_is_used_and_overwritten_alone(tmp_path: Path) -> None:
     assert 38 * GIB < found["scrubbed_bytes"] < 40 * GIB
 
 
-def test_each_model_is_tried_with_a_card_that_can_be_had(tmp_path: Path) -> None:
+def test_each_model_is_tried_with_a_card_that_can_be_had(new_rig: NewRig) -> None:
     """The first card stood for all: where others had its memory, nothing was suspended on any."""
     mixed = Personality(name="3 × H100 and an RTX 4090", cards=(H100, H100, H100, RTX), lines=FOUR_H100.lines)
-    rig = make_rig(tmp_path, mixed)
+    rig = new_rig(mixed)
     first = rig.card(0)
     rig.draws(0, first.memory - first.reserved - first.idle, os.getpid()).list = 0  # it computes
     _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")

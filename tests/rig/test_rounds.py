@@ -36,7 +36,7 @@ from sublet.node.agent.rehearsal import PATTERN
 from sublet.values import MIB
 from tests.rig import card_functions
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, clear, office_rig
+from tests.rig.rig import Rig, clear, forking_rig
 from tests.rig.test_interface import exported
 from tests.rig.test_machines import small_contexts
 from tests.traces import supervisor_of
@@ -282,7 +282,7 @@ def _until(what: Callable[[], object], text: str) -> None:
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory: pytest.TempPathFactory, rig_place: Path) -> Iterator[Rounds]:
     home = tmp_path_factory.mktemp("home")
-    with office_rig(rig_place, FOUR_H100) as rig, pytest.MonkeyPatch.context() as patch:
+    with forking_rig(rig_place, FOUR_H100) as rig, pytest.MonkeyPatch.context() as patch:
         for card in rig.state.cards[:CARDS]:
             card.memory, card.reserved = 768 * MIB, 32 * MIB
         small_contexts(rig)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from sublet.values import MIB
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import make_rig
+from tests.rig.rig import NewRig
 from tests.rig.test_interface import SOURCES, exported, run_on
 
 pytestmark = pytest.mark.needs("gcc")
@@ -106,9 +105,9 @@ print(json.dumps(counted))
 """
 
 
-def test_whatever_the_driver_answers_no_card_with_bytes_of_others_is_called_clean(tmp_path: Path) -> None:
+def test_whatever_the_driver_answers_no_card_with_bytes_of_others_is_called_clean(new_rig: NewRig) -> None:
     """Nor is a card at fault for an answer that says nothing of it; and when the driver is well, so is the card."""
-    rig = make_rig(tmp_path, FOUR_H100)
+    rig = new_rig(FOUR_H100)
     for index in range(4):  # small ones: where large pieces are refused, they are overwritten in many small ones
         card = rig.card(index)
         card.memory, card.reserved, card.context = 512 * MIB, 32 * MIB, 32 * MIB

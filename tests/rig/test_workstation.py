@@ -21,7 +21,7 @@ from sublet.values import MIB
 from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import SHOWN, WORKSTATION
-from tests.rig.rig import Rig, clear, office_rig
+from tests.rig.rig import Rig, clear, forking_rig
 from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
 from tests.traces import supervisor_of
@@ -39,7 +39,7 @@ SLOW_MS: Final = 500
 
 @pytest.fixture(scope="module")
 def rig(rig_place: Path) -> Iterator[Rig]:
-    with office_rig(rig_place, WORKSTATION) as made:
+    with forking_rig(rig_place, WORKSTATION) as made:
         made.draws(0, DESKTOP, os.getpid())
         made.card(1).compute_mode = PROHIBITED
         yield made
