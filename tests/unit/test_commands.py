@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -105,13 +106,24 @@ LAST_SIGNAL: Final = 31
 """Those after it are the C library's own, and ``posix_spawn`` leaves them ignored."""
 
 
+def open_files(proc: Path) -> list[tuple[int, str]]:
+    """By two looks that find the same: between the listing and the look at one, the process may close it."""
+    found, before = list[tuple[int, str]](), None
+    while found != before:
+        before, found = found, []
+        for fd in (proc / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append((int(fd.name), os.readlink(fd).split("[")[0]))
+    return sorted(found)
+
+
 def shown(pid: int) -> dict[str, object]:
     """What the machine shows of a process, where it does not change while that runs."""
     proc = Path("/proc", str(pid))
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
     names = ("Name", "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Threads")
     signals = {name: int(status[name], 16) % (1 << LAST_SIGNAL) for name in ("SigBlk", "SigIgn", "SigCgt")}
-    files = sorted((int(fd.name), os.readlink(fd).split("[")[0]) for fd in (proc / "fd").iterdir())
+    files = open_files(proc)
     return {
         **{name: status[name] for name in names},
         **signals,
