@@ -397,7 +397,8 @@ def _end(status: int) -> None:
 
 
 def _load() -> None:
-    """What an office loads; and any command, its help, or what is said of one that there is not."""
+    """What an office or a studio loads; and any command, its help, or what is said of one that there is not."""
+    from sublet.studio import service, web  # noqa: F401
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         for words in (["no-such-command"], ["run", "--help"]):

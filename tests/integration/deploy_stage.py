@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.client.home import runtime_dir
+from tests.commands import run_sublet, start_piped
 from tests.traces import end_office, plain_env
 
 __all__ = ["DEPLOY", "INSTALLED", "PATIENCE_S", "PROGRAM", "ROOT", "Machine", "machine_stage", "unit"]
@@ -62,13 +63,8 @@ class Machine:
         service = unit(name)["Service"]
         variable, _, value = self.here(service["Environment"]).partition("=")
         with open(self.folder / name, "ab") as said:
-            self.running[name] = subprocess.Popen(
-                [*self.words(service["ExecStart"]), *more],
-                env={**self.env, variable: value},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
+            words, out = [*self.words(service["ExecStart"]), *more], said.fileno()
+            self.running[name] = start_piped(words, {**self.env, variable: value}, stdout=out, stderr=out)
 
     def start_office(self, *more: str) -> None:
         self.start("sublet-office", str(self.folder / "shared"), "--host-gpus", "1x1GiB", *more)
@@ -82,8 +78,8 @@ class Machine:
         return (self.folder / name).read_text()
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        env = {**self.env, "SUBLET_HOME": str(self.home)}
-        return subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = run_sublet(*words, env={**self.env, "SUBLET_HOME": str(self.home)}, timeout=PATIENCE_S)
+        return subprocess.CompletedProcess(words, done.status, done.out.decode(), done.err.decode())
 
     @property
     def address(self) -> str:

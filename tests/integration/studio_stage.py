@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from sublet.studio.office import sessions_folder
 from sublet.studio.people import People
+from tests.commands import start_piped
 from tests.integration.office_stage import OfficeStage
 from tests.traces import until
 
@@ -55,7 +56,7 @@ class StudioStage:
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", 0))  # the studio may listen there, and no other gets it while that is dead
         self.port: int = self._reserved.getsockname()[1]
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         if settings:
             (self.home / "studio.toml").write_text(settings)
         self._operators_token = ""
@@ -67,16 +68,11 @@ class StudioStage:
     def start(self, *more: str) -> None:
         """With more options, if there are any. Returns when it says that it is up."""
         with self.log.open("a") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sublet", "studio", "--listen", f"127.0.0.1:{self.port}", *more],
-                env={**self.office.office.env(), "SUBLET_HOME": str(self.home)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            words = [sys.executable, "-m", "sublet", "studio", "--listen", f"127.0.0.1:{self.port}", *more]
+            env = {**self.office.office.env(), "SUBLET_HOME": str(self.home)}
+            self.process = start_piped(words, env, stderr=errors.fileno())
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
+        said = self.process.stdout.readline().decode()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
         assert found is not None, (said, self.log.read_text())
         self.port = int(found[1])

@@ -20,6 +20,7 @@ import pytest
 import sublet
 from sublet.client.home import socket_path
 from sublet.values import GIB
+from tests.commands import start_piped
 from tests.integration.office_stage import OfficeStage, office_stage
 from tests.traces import until
 
@@ -41,22 +42,17 @@ class Server:
     def __init__(self, office: OfficeStage, file: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
         self._office, self._file, self._words, self._env = office, file, words, env or {}
         self.log = office.office.home / f"{file.stem}-said"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
-        words = ["studio", "serve", str(self._file), "--vram", "256MiB", "--listen", "127.0.0.1:0", *self._words]
+        words = [sys.executable, "-m", "sublet", "studio", "serve", str(self._file), *self._words]
+        words += ["--vram", "256MiB", "--listen", "127.0.0.1:0"]
+        env = {**self._office.office.env(), "SUBLET_HOME": str(self._office.office.home), **self._env}
         with self.log.open("a") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sublet", *words],
-                env={**self._office.office.env(), "SUBLET_HOME": str(self._office.office.home), **self._env},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            self.process = start_piped(words, env, stderr=errors.fileno())
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
+        said = self.process.stdout.readline().decode()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
         assert found is not None, (said, self.log.read_text())
         self.port = int(found[1])
