@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sublet.cli.declare import Command, Opt
+from sublet.cli.declare import DeclaredCommand, Opt
 from sublet.cli.table import COMMANDS, SECTIONS, load
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "cli.md"
@@ -29,7 +29,7 @@ def _commands() -> Iterator[str]:
                 yield from _command(load(path))
 
 
-def _command(command: Command) -> Iterator[str]:
+def _command(command: DeclaredCommand) -> Iterator[str]:
     arguments = "".join(f" {p.spec.metavar}" for p in command.params if not isinstance(p.spec, Opt))
     yield f"#### `sublet {command.path}{arguments}`\n"
     yield f"\n{command.summary}\n"

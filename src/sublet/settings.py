@@ -17,7 +17,7 @@ from sublet.values import NS_PER_S, parse_duration_ns, parse_size, shown, valid_
 FILE_BYTES_MAX: Final = 64 * 1024
 
 
-class Key(Protocol):
+class SettingKey(Protocol):
     """One setting, of a table of the file."""
 
     @property
@@ -31,7 +31,7 @@ class Key(Protocol):
         """``table.name``."""
 
 
-_K = TypeVar("_K", bound=Key)
+_K = TypeVar("_K", bound=SettingKey)
 _V = TypeVar("_V")
 
 
@@ -95,14 +95,14 @@ def read_tables(
 # ---- values
 
 
-def whole_number(key: Key, value: Any) -> int:
+def whole_number(key: SettingKey, value: Any) -> int:
     """Of a key that counts something."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{key.path} = {shown(value)} is not a whole number", do=f"Write {key.name} = 4.")
     return value
 
 
-def size_bytes(key: Key, value: Any) -> int:
+def size_bytes(key: SettingKey, value: Any) -> int:
     """Of a key whose value is a text with a unit, ``"512MiB"``."""
     if not isinstance(value, str):
         raise InvalidRequest(
@@ -111,7 +111,7 @@ def size_bytes(key: Key, value: Any) -> int:
     return parse_size(value, key.path)
 
 
-def duration_s(key: Key, value: Any) -> int:
+def duration_s(key: SettingKey, value: Any) -> int:
     """Of a key whose value is a duration as a text, ``"30m"``."""
     if not isinstance(value, str):
         raise InvalidRequest(

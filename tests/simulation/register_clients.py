@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.errors import SubletError
 from sublet.state.replicated.cell import Install
-from sublet.state.replicated.membership import Change, InstallRound, Listing, Run, change
+from sublet.state.replicated.membership import Change, InstallRound, Listing, RunOperation, change
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import (
     CasOperation,
@@ -239,7 +239,7 @@ class Changer(Client):
             self.world.seen["change failed"] += 1
             return
         match step:
-            case Run(key=key, operation=operation):
+            case RunOperation(key=key, operation=operation):
                 self.drive(key, operation, lambda over: self._go(over.result), patience=4.0)
             case InstallRound(replicas=replicas):
                 self._ask_all(replicas.voters, lambda name: self._install(name, replicas), set)

@@ -163,7 +163,7 @@ def _carries_under_the_new_seats(_original: Any) -> Any:
     def finish(view: View, tenure: Tenure, new: ReplicaSet, tries: int) -> Generator[Any, Any, ReplicaSet]:
         yield from membership._spread(new, tries)
         for key in (yield from membership._keys(new, tries)):
-            yield membership.Run(key, CarryOperation(view, tenure.nonce))
+            yield membership.RunOperation(key, CarryOperation(view, tenure.nonce))
         return new
 
     return finish

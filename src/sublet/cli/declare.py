@@ -5,7 +5,8 @@
         \"\"\"Renew a lease.\"\"\"
 
 From this both ways in are built: ``short`` (argparse; what runs) and ``full`` (typer; what explains). Both hand over
-the same raw texts, and only ``Command.run`` turns them into values, so the two cannot disagree on what is valid.
+the same raw texts, and only ``DeclaredCommand.run`` turns them into values, so the two cannot disagree on what is
+valid.
 
 Nothing here imports ``inspect`` or ``dataclasses``: together they would cost a fifth of the 100 ms that ``sublet
 status`` may take.
@@ -149,7 +150,7 @@ class Param:
             raise UsageError(f"{spec.label}: {error.message}", do=error.do) from error
 
 
-class Command:
+class DeclaredCommand:
     """A function, read as a command."""
 
     def __init__(self, path: str, function: Callable[..., int]) -> None:
@@ -205,7 +206,7 @@ class NotUnderstood(Exception):
     """Leave it to the full way in."""
 
 
-def parse(command: Command, words: Sequence[str]) -> Raw:
+def parse(command: DeclaredCommand, words: Sequence[str]) -> Raw:
     """The raw texts of a command line, or ``NotUnderstood``."""
     return _Reading(command).read(words)
 
@@ -213,7 +214,7 @@ def parse(command: Command, words: Sequence[str]) -> Raw:
 class _Reading:
     """One walk over the words of one command."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: DeclaredCommand) -> None:
         self.options: dict[str, Param] = {}
         self._path = command.path
         self._arguments: list[Param] = []

@@ -1,7 +1,7 @@
 """The full parser: typer, for help, completion and errors in a command line.
 
 The app is made from the same declarations as the short way. Its parameters are all texts; what they mean is checked
-in ``Command.run``, for both.
+in ``DeclaredCommand.run``, for both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from sublet import __version__
-from sublet.cli.declare import Command, Opt, Param, Shape, UsageError
+from sublet.cli.declare import DeclaredCommand, Opt, Param, Shape, UsageError
 from sublet.cli.hints import command_hint, option_hint
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
 from sublet.invocation import typeable
@@ -158,7 +158,7 @@ def _root(
         raise typer.Exit
 
 
-def _settings_of(command: Command, settings: dict[str, Any]) -> dict[str, Any]:
+def _settings_of(command: DeclaredCommand, settings: dict[str, Any]) -> dict[str, Any]:
     """Behind the first word of the command to run nothing is an option of ours, unless it is mixed with
     ours: then what is no option of ours is theirs."""
     if any(param.is_mixed for param in command.params):
@@ -168,7 +168,7 @@ def _settings_of(command: Command, settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _callback(command: Command) -> Callable[..., int]:
+def _callback(command: DeclaredCommand) -> Callable[..., int]:
     """A function with the signature that typer reads, which hands the raw texts to the command."""
 
     def call(**raw: Any) -> int:
@@ -181,7 +181,7 @@ def _callback(command: Command) -> Callable[..., int]:
     return call
 
 
-def _alone(command: Command) -> Callable[..., int]:
+def _alone(command: DeclaredCommand) -> Callable[..., int]:
     """The same for a command that is a group as well: it runs where no command of the group was said."""
     run = _callback(command)
 

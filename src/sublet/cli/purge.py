@@ -63,7 +63,7 @@ MARKS: Final = ("journal.db", "journal.lock", "incarnation", "config.toml", "off
 """A folder with files of ours is only taken for a state folder if it has one of these."""
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """One entry of the state folder."""
 
     name: str
@@ -152,13 +152,13 @@ def refuse_place(home: Path, uid: int, *, marks: tuple[str, ...] = MARKS) -> Non
         raise InvalidRequest(f"{home} is no state folder of Sublet", do="Check SUBLET_HOME.")
 
 
-def entries(home: Path) -> list[Entry]:
+def entries(home: Path) -> list[FolderEntry]:
     """What the state folder holds, largest first; what is not Sublet's last."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(home):
             kind = next((kind for pattern, kind in KINDS if pattern.fullmatch(name)), "")
-            found.append(Entry(name, kind, _size(home / name)))
+            found.append(FolderEntry(name, kind, _size(home / name)))
     return sorted(found, key=lambda entry: (not entry.kind, -entry.nbytes, entry.name))
 
 
@@ -185,7 +185,7 @@ def _device(path: str) -> int:
         return -1
 
 
-def _announce(home: Path, runtime: Path, ours: list[Entry], others: list[str], running: Json | None) -> None:
+def _announce(home: Path, runtime: Path, ours: list[FolderEntry], others: list[str], running: Json | None) -> None:
     print(f"This removes from {visible(str(home))}:")
     width = max((len(entry.name) for entry in ours), default=0)
     for entry in ours:
@@ -376,7 +376,7 @@ def _unmount(folder: Path) -> None:
             detach_loop(device)
 
 
-def _remove(home: Path, ours: list[Entry]) -> None:
+def _remove(home: Path, ours: list[FolderEntry]) -> None:
     """By descriptor, so that nothing that is put in the folder's place meanwhile is taken for it."""
     if not home.exists():
         return

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Final
 
-from sublet.cli.declare import Command
+from sublet.cli.declare import DeclaredCommand
 
 COMMANDS: Final[dict[str, str]] = {
     "demo": "demo:demo",
@@ -152,8 +152,8 @@ def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     return None
 
 
-def load(path: str) -> Command:
+def load(path: str) -> DeclaredCommand:
     """Import the one module that has this command."""
     module_name, _, function = COMMANDS[path].partition(":")
     module = importlib.import_module(f"sublet.cli.{module_name}")
-    return Command(path, getattr(module, function))
+    return DeclaredCommand(path, getattr(module, function))

@@ -60,7 +60,7 @@ class Items(NamedTuple):
     is_done: bool
 
 
-class Many(NamedTuple):
+class CallResults(NamedTuple):
     """Results of many calls, and the exception that ended them early."""
 
     results: list[Any]
@@ -105,7 +105,7 @@ def _read(said: ReceivedMessage, fds: tuple[int, ...], lease: LeaseId) -> Any:
             return Items(items, value, Flag.DONE in said.flags)
         case WorkerMessage.MANY:
             told = _value(said, fds)
-            return Many([], None if told is None else remote_exception(*told), said.amount)
+            return CallResults([], None if told is None else remote_exception(*told), said.amount)
         case WorkerMessage.CANCELLED:
             return CallCancelled(Flag.BEGAN in said.flags)
         case WorkerMessage.ENDED:
@@ -125,7 +125,7 @@ def read_many(
     lost: tuple[int, Sequence[bytes]] = (0, ()),
     *,
     of_tenant: bool = False,
-) -> Many:
+) -> CallResults:
     """The results of a call of many that were made, in order: those that were sent, and ``lost``, which the worker had
     made and not sent, with the item they begin at. One that cannot be loaded ends them, with its error. ``parts`` is
     empty afterwards. ``of_tenant``: as for ``read``."""
@@ -147,13 +147,13 @@ def read_many(
         if first <= len(results):
             results += map(pickle.loads, pickles[len(results) - first :])
     except ModuleNotFoundError as error:
-        return Many(results, _no_module(error), 0)
+        return CallResults(results, _no_module(error), 0)
     except Exception as error:  # noqa: BLE001 - a class of the holder's that cannot be loaded here
-        return Many(results, error, 0)
+        return CallResults(results, error, 0)
     finally:
         while parts:
             close_all(parts.pop()[1])
-    return Many(results, None, 0)
+    return CallResults(results, None, 0)
 
 
 def _take(results: list[Any], values: list[Any], pickles: memoryview) -> None:

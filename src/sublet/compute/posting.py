@@ -23,7 +23,7 @@ from sublet.compute.calls import PendingCall
 from sublet.compute.functions import checked_callable
 from sublet.compute.futures import CallFuture
 from sublet.compute.iterators import RemoteIterator
-from sublet.compute.outcomes import CallCancelled, GeneratorBegun, Many, Unlike, read, read_many
+from sublet.compute.outcomes import CallCancelled, CallResults, GeneratorBegun, Unlike, read, read_many
 from sublet.compute.shown import sees_our_folders
 from sublet.compute.worker_guest import Options
 from sublet.compute.workers import Worker, WorkerCall, workers_of
@@ -84,7 +84,7 @@ def submit_call(
 
 
 def submit_many(lease: LeaseHandle, options: Options, function: Callable[..., Any], items: Sequence[Any]) -> CallFuture:
-    """Call it with each of these, in one message; the future brings a ``Many``."""
+    """Call it with each of these, in one message; the future brings a ``CallResults``."""
     job = WorkerCall(checked_callable(function), _Singles(items), {}, is_many=True)
     return _submit(lease, _ready(lease, options), job, options)
 
@@ -164,7 +164,7 @@ def outcome(lease: LeaseHandle, worker: Worker, pending: PendingCall, job: Worke
             raise error
         if isinstance(error, LeaseEnded):
             raise _not_begun(error)
-        return Many([], error, 0, is_begun=False) if job.is_many else AGAIN
+        return CallResults([], error, 0, is_begun=False) if job.is_many else AGAIN
     try:
         found = read(pending.came, lease.id, of_tenant=not sees_our_folders(lease))
     except LeaseEnded as error:
@@ -177,7 +177,7 @@ def outcome(lease: LeaseHandle, worker: Worker, pending: PendingCall, job: Worke
         if pending.parts:
             return _with_results(lease, pending, error)
         raise
-    if isinstance(found, Many):
+    if isinstance(found, CallResults):
         return _with_results(lease, pending, found.error)._replace(took_ns=found.took_ns)
     if isinstance(found, Unlike):
         if not worker.distrust(job.function):
@@ -186,13 +186,13 @@ def outcome(lease: LeaseHandle, worker: Worker, pending: PendingCall, job: Worke
     return found
 
 
-def _with_results(lease: LeaseHandle, pending: PendingCall, error: BaseException | None) -> Many:
+def _with_results(lease: LeaseHandle, pending: PendingCall, error: BaseException | None) -> CallResults:
     """The results of a call of many, and what ended it early."""
     made = read_many(pending.parts, of_tenant=not sees_our_folders(lease))
-    return Many(made.results, made.error or error, 0)
+    return CallResults(made.results, made.error or error, 0)
 
 
-def _made_before(lease: LeaseHandle, pending: PendingCall, job: WorkerCall, error: SubletError) -> Many | None:
+def _made_before(lease: LeaseHandle, pending: PendingCall, job: WorkerCall, error: SubletError) -> CallResults | None:
     """The results of a call of many that were made before its worker was lost, and why there are no more; None where
     the call was not begun. Only the item that was executing was begun, and its error says so."""
     lost = pending.lost
@@ -202,7 +202,7 @@ def _made_before(lease: LeaseHandle, pending: PendingCall, job: WorkerCall, erro
     made = read_many(pending.parts, left, of_tenant=not sees_our_folders(lease))
     if made.error is not None or len(made.results) == len(job.args):
         return made
-    return Many(made.results, error, 0)
+    return CallResults(made.results, error, 0)
 
 
 def _not_begun(error: LeaseEnded) -> LeaseEnded:
@@ -308,7 +308,7 @@ class _Watched:
     def withhold(self) -> bool:
         """Of a call of many: begin no further item. False if that cannot be said now."""
         if self._lease is not None and self._worker.housekeeper.withdraw(self):
-            self._future.deliver(Many([], None, 0))
+            self._future.deliver(CallResults([], None, 0))
             self._end()
             return True
         return self.pending.call != 0 and self._worker.exchange.board.withhold(self.pending.call)
@@ -437,7 +437,7 @@ def _mapped(
                 if ended is not None:
                     raise ended
                 return
-            many: Many = first.future.result()  # still among them: an interrupt here must reach it as well
+            many: CallResults = first.future.result()  # still among them: an interrupt here must reach it as well
             if not many.is_begun and tries > 1:
                 _reclaim([one for one in batches if one.worker is first.worker], tries)
                 tries -= 1
@@ -461,7 +461,7 @@ def _reclaim(batches: Iterable[_Batch], tries: int) -> None:
         assert one.future is not None
         one.lane = -1
         try:
-            many: Many = one.future.result()
+            many: CallResults = one.future.result()
         except Exception:  # noqa: BLE001 - raised in its turn
             one.is_failed = True
             continue

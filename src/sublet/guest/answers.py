@@ -19,7 +19,7 @@ TEXT_MAX: Final = 64 * 1024
 """Letters of a traceback; the beginning of a longer one is left out."""
 
 
-class Answer(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """One answer. Either a value, taken apart, or a small JSON object."""
 
     kind: WorkerMessage
@@ -61,14 +61,16 @@ class Answer(NamedTuple):
         return body, placed.fds
 
 
-def fault(error: SubletError) -> Answer:
+def fault(error: SubletError) -> WorkerAnswer:
     """The call could not be made, or what came of it cannot be told."""
-    return Answer(WorkerMessage.FAULT, blob={"kind": error.kind, "message": error.message[:TEXT_MAX], "do": error.do})
+    return WorkerAnswer(
+        WorkerMessage.FAULT, blob={"kind": error.kind, "message": error.message[:TEXT_MAX], "do": error.do}
+    )
 
 
-def raised(error: BaseException) -> Answer:
+def raised(error: BaseException) -> WorkerAnswer:
     """The function raised this."""
-    return Answer(WorkerMessage.RAISED, encode(told_error(error), "the exception"))
+    return WorkerAnswer(WorkerMessage.RAISED, encode(told_error(error), "the exception"))
 
 
 def told_error(error: BaseException) -> tuple[bytes | None, str, str, str]:

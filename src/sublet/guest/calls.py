@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
-from sublet.guest.answers import Answer, fault, raised, told_error
+from sublet.guest.answers import WorkerAnswer, fault, raised, told_error
 from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band
 from sublet.guest.main_thread import CANCELLED, Desk
 from sublet.wire.frames import close_all
@@ -131,14 +131,14 @@ class CallRunner:
 
     # ---- calls
 
-    def answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         """What came of one call. Raises ``SubletError`` where it could not be made."""
         return self._answer(lambda: self._came(call, said, fds, board))
 
-    def answer_later(self, later: asyncio.Future[object]) -> Answer:
+    def answer_later(self, later: asyncio.Future[object]) -> WorkerAnswer:
         """What came of a call whose function left this to be waited for, and which is done."""
 
-        def came() -> Answer:
+        def came() -> WorkerAnswer:
             error = later.exception()
             if error is not None:
                 raise error if isinstance(error, LeaseInterrupt) else _Wrapped(error)
@@ -146,17 +146,17 @@ class CallRunner:
 
         return self._answer(came)
 
-    def _answer(self, came: Callable[[], Answer]) -> Answer:
+    def _answer(self, came: Callable[[], WorkerAnswer]) -> WorkerAnswer:
         try:
             return came()
         except _Wrapped as wrapped:
             return self._interrupted(wrapped.error) if _is_cancel(wrapped.error) else raised(wrapped.error)
         except _Unlike as unlike:
-            return Answer(WorkerMessage.UNLIKE, blob={"why": str(unlike)})
+            return WorkerAnswer(WorkerMessage.UNLIKE, blob={"why": str(unlike)})
         except KeyboardInterrupt as error:
             return self._interrupted(error)
 
-    def _came(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def _came(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         match said.kind:
             case HolderMessage.RUN if Flag.MANY in said.flags:
                 return self._run_many(call, said, fds, board)
@@ -166,7 +166,7 @@ class CallRunner:
                 return self._next(said.subject, said.amount)
             case HolderMessage.CLOSE:
                 self._desk.execute(lambda: self._close_series(said.subject))
-                return Answer(WorkerMessage.VALUE, encode(None, "nothing"))
+                return WorkerAnswer(WorkerMessage.VALUE, encode(None, "nothing"))
             case _:
                 return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
 
@@ -186,7 +186,7 @@ class CallRunner:
         except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
             raise _Wrapped(error) from None
 
-    def _run_many(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def _run_many(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         """Each result is kept where the end of this process cannot take it, before the next item begins."""
         kept = self.results
         if kept is None or board is None:
@@ -229,7 +229,7 @@ class CallRunner:
         if ended is not None and _is_cancel(ended):
             return self._interrupted(ended)
         cargo = encode(None if ended is None else told_error(ended), "the exception")
-        return Answer(WorkerMessage.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
+        return WorkerAnswer(WorkerMessage.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
 
     def _keep_result(self, call: int, found: object) -> None:
         """A result that is not a small plain value, or for which there is no room."""
@@ -249,7 +249,7 @@ class CallRunner:
                 if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
                     return
             item = kept.first + len(kept)
-            body, fds = Answer(WorkerMessage.RESULT, cargo, subject=call, took_ns=item).packed()
+            body, fds = WorkerAnswer(WorkerMessage.RESULT, cargo, subject=call, took_ns=item).packed()
             self.send(body, fds)
             self._go_on(kept, item + 1)
 
@@ -276,21 +276,21 @@ class CallRunner:
         pickles = pickle.dumps(self._unsent.pickles, 5) if self._unsent.pickles else b""
         return pack(WorkerMessage.RESULTS, subject=call, amount=kept.first, inline=(values, pickles))
 
-    def _result(self, found: object) -> Answer:
+    def _result(self, found: object) -> WorkerAnswer:
         if isinstance(found, _Later):
-            return Answer(WorkerMessage.VALUE, later=found.future)
+            return WorkerAnswer(WorkerMessage.VALUE, later=found.future)
         if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
             series = _Series(found)
             self._last_series += 1
             self._series[self._last_series] = series
             flags = Flag.ASYNC if series.is_async else Flag.NONE
-            return Answer(WorkerMessage.GENERATOR, flags=flags, subject=self._last_series)
-        return Answer(WorkerMessage.VALUE, encode(out_of_band(found), "the result"))
+            return WorkerAnswer(WorkerMessage.GENERATOR, flags=flags, subject=self._last_series)
+        return WorkerAnswer(WorkerMessage.VALUE, encode(out_of_band(found), "the result"))
 
-    def _interrupted(self, error: BaseException) -> Answer:
+    def _interrupted(self, error: BaseException) -> WorkerAnswer:
         """Cancelled, or something raised it."""
         self._end_loop()
-        return Answer(WorkerMessage.CANCELLED, flags=Flag.BEGAN) if _is_cancel(error) else raised(error)
+        return WorkerAnswer(WorkerMessage.CANCELLED, flags=Flag.BEGAN) if _is_cancel(error) else raised(error)
 
     def _function(self, number: int) -> Callable[..., object]:
         found = self._functions.get(number)
@@ -311,7 +311,7 @@ class CallRunner:
 
     # ---- generators
 
-    def _next(self, number: int, most: int) -> Answer:
+    def _next(self, number: int, most: int) -> WorkerAnswer:
         series = self._series.get(number)
         if series is None:
             raise NotFound("this generator is closed")
@@ -323,7 +323,7 @@ class CallRunner:
             except (StopIteration, StopAsyncIteration) as stop:
                 value = getattr(stop, "value", None)
                 del self._series[number]
-                return Answer(
+                return WorkerAnswer(
                     WorkerMessage.ITEMS,
                     encode((list(map(out_of_band, items)), out_of_band(value)), "the items"),
                     flags=Flag.DONE,
@@ -337,7 +337,7 @@ class CallRunner:
                 return self._interrupted(series.raised)
             del self._series[number]
             return raised(series.raised)
-        return Answer(WorkerMessage.ITEMS, encode((list(map(out_of_band, items)), None), "the items"))
+        return WorkerAnswer(WorkerMessage.ITEMS, encode((list(map(out_of_band, items)), None), "the items"))
 
     def _gather(self, series: _Series, items: list[object], most: int) -> None:
         began = time.monotonic()
@@ -420,12 +420,12 @@ def _no_generators() -> BaseException:
 # ------------------------------------------------------------------------------------------- who is on the other side
 
 
-def introduce(said: ReceivedMessage) -> Answer:
+def introduce(said: ReceivedMessage) -> WorkerAnswer:
     """Find modules where the holder finds them; and say which Python this is."""
     wish = json.loads(said.blob)
     known = set(sys.path)
     sys.path += [path for path in wish["path"] if path not in known]
-    return Answer(
+    return WorkerAnswer(
         WorkerMessage.OPENED,
         blob={
             "python": list(sys.version_info[:3]),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import InvalidRequest, LeaseEnded, LeaseInterrupt, SubletError
-from sublet.guest.answers import Answer, fault
+from sublet.guest.answers import WorkerAnswer, fault
 from sublet.guest.at_work import at_work
 from sublet.guest.calls import CallRunner, introduce
 from sublet.guest.current import end_of
@@ -127,7 +127,7 @@ class _Connection:
                 return
             del self._waiting[call]
             self._withdrawn.add(call)
-        self._say(call, Answer(WorkerMessage.CANCELLED))
+        self._say(call, WorkerAnswer(WorkerMessage.CANCELLED))
 
     # ---- on the main thread
 
@@ -186,22 +186,22 @@ class _Connection:
         """What the call waited for is done. If the lease is over by now, that is the answer."""
         self._later.discard(later)
 
-        def came() -> Answer:
+        def came() -> WorkerAnswer:
             self._worker.page.check(self._visit.lease, self._visit.epoch)
             return self._calls.answer_later(later)
 
         answer = self._guarded(came)
         self._finish(call, answer._replace(flags=answer.flags | Flag.BEGAN), began_ns)
 
-    def _finish(self, call: int, answer: Answer, began_ns: int) -> None:
+    def _finish(self, call: int, answer: WorkerAnswer, began_ns: int) -> None:
         self._say(call, answer._replace(took_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns))
         if self._board is not None:
             self._board.finish()  # behind the answer: a call that was executed must not be taken for one in line
 
-    def _answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> Answer:
+    def _answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> WorkerAnswer:
         worker = self._worker
 
-        def came() -> Answer:
+        def came() -> WorkerAnswer:
             if said.kind == HolderMessage.OPEN:
                 self._open(fds)
                 return introduce(said)
@@ -217,7 +217,7 @@ class _Connection:
             worker.speech.to(None)
             worker.records.send = None
 
-    def _guarded(self, came: Callable[[], Answer]) -> Answer:
+    def _guarded(self, came: Callable[[], WorkerAnswer]) -> WorkerAnswer:
         try:
             answer = came()
             return self._ended() if self._desk.is_ending else answer
@@ -237,11 +237,11 @@ class _Connection:
             self._calls.results = ResultBuffer.opened(fds[1])
             self._calls.send = self._send
 
-    def _ended(self) -> Answer:
+    def _ended(self) -> WorkerAnswer:
         end = end_of(self._worker.page.read())
-        return Answer(WorkerMessage.ENDED, blob={"reason": EndReason(end.reason).value, "detail": end.detail})
+        return WorkerAnswer(WorkerMessage.ENDED, blob={"reason": EndReason(end.reason).value, "detail": end.detail})
 
-    def _say(self, call: int, answer: Answer) -> None:
+    def _say(self, call: int, answer: WorkerAnswer) -> None:
         body, fds = answer.packed()
 
         def say(link: Link) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sublet.background import start_thread
 from sublet.clock import Clock, SystemClock
-from sublet.compute.outcomes import Many
+from sublet.compute.outcomes import CallResults
 from sublet.compute.posting import prepare_worker, submit_many
 from sublet.compute.worker_guest import Options
 from sublet.errors import InvalidRequest, SubletError
@@ -595,7 +595,7 @@ class RunningJob:
             return
         error = future.exception()
         if error is None:
-            many: Many = future.result()
+            many: CallResults = future.result()
             count = len(many.results)
             self._take_outcomes(batch, many.results, now_ns)
             if count and many.took_ns:  # of a worker that died there is no time

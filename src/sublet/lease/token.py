@@ -21,7 +21,7 @@ SLACK_S: Final = 60
 """For wall clocks that differ. It costs no safety: the lease's own deadline is checked on every call."""
 
 
-class Operation(enum.StrEnum):
+class TokenOperation(enum.StrEnum):
     """What a connection may be used for."""
 
     RUN = "run"
@@ -43,10 +43,10 @@ def expires_latest(ttl_ns: int, now_s: int) -> int:
     return now_s + min(ttl_ns // NS_PER_S, LIFE_MAX_S) + SLACK_S
 
 
-def format_operations(operations: Iterable[Operation]) -> str:
+def format_operations(operations: Iterable[TokenOperation]) -> str:
     """In the order of the enum, so that equal sets are equal texts."""
     wanted = frozenset(operations)
-    return ",".join(operation.value for operation in Operation if operation in wanted)
+    return ",".join(operation.value for operation in TokenOperation if operation in wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class TokenClaims:
     tenant: TenantId
     lease: LeaseId
     epoch: Epoch
-    operations: frozenset[Operation]
+    operations: frozenset[TokenOperation]
     expires: int
     """Seconds of the wall clock since 1970; from then on it opens nothing."""
     key_id: str
@@ -71,7 +71,7 @@ class TokenClaims:
 
     def __post_init__(self) -> None:
         if not self.operations:
-            raise InvalidRequest("a token that allows nothing", do=f"Allow some of: {', '.join(Operation)}.")
+            raise InvalidRequest("a token that allows nothing", do=f"Allow some of: {', '.join(TokenOperation)}.")
 
     @classmethod
     def issued(
@@ -84,7 +84,7 @@ class TokenClaims:
         now_s: int,
         key_id: str,
         office: str,
-        operations: Iterable[Operation] = tuple(Operation),
+        operations: Iterable[TokenOperation] = tuple(TokenOperation),
         expires: int | None = None,
         generation: int = 0,
         actor: tuple[TenantId, int] | None = None,
@@ -108,7 +108,7 @@ class TokenClaims:
             actor=actor,
         )
 
-    def narrow(self, *, operations: Iterable[Operation] | None = None, expires: int | None = None) -> TokenClaims:
+    def narrow(self, *, operations: Iterable[TokenOperation] | None = None, expires: int | None = None) -> TokenClaims:
         """The same for less: fewer operations, an earlier expiry. Anything wider is an error."""
         wanted = self.operations if operations is None else frozenset(operations)
         until = self.expires if expires is None else expires
@@ -124,7 +124,7 @@ class TokenClaims:
             )
         return replace(self, operations=wanted, expires=until)
 
-    def allows(self, operation: Operation, lease: LeaseId, epoch: Epoch, now_s: float) -> bool:
+    def allows(self, operation: TokenOperation, lease: LeaseId, epoch: Epoch, now_s: float) -> bool:
         """Whether it opens a connection for this, on this lease, in this epoch, now. One answer for every no: a caller
         is not told what was wrong with another holder's token."""
         return operation in self.operations and lease == self.lease and epoch == self.epoch and now_s < self.expires

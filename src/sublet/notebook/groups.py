@@ -14,7 +14,7 @@ from sublet.notebook.parcels import LOST, Outgoing
 from sublet.notebook.remote_value import RemoteValue, any_handles
 from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots, is_long
 from sublet.state.transfer.changes import chunk_hash
-from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import memory_at
 from sublet.values import format_size
 
@@ -32,13 +32,13 @@ def digest(group: ObjectGroup) -> bytes:
     return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
 
 
-def is_told_by_digest(buffer: Buffer) -> bool:
+def is_told_by_digest(buffer: EncodedBuffer) -> bool:
     """Whether the digest has what a buffer holds: pandas' columns of text are Arrow's, which copies them anew for each
     pickle."""
     return buffer.kind is BufferKind.SMALL or (buffer.kind is BufferKind.ARROW and buffer.view.nbytes <= ARROW_MAX)
 
 
-def _said_of(buffer: Buffer) -> bytes | memoryview:
+def _said_of(buffer: EncodedBuffer) -> bytes | memoryview:
     if buffer.kind is BufferKind.SMALL:
         return buffer.view
     return chunk_hash(buffer.view) if is_told_by_digest(buffer) else buffer.address.to_bytes(8, "little")

@@ -24,7 +24,7 @@ from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 from sublet.state.checkpoints.object_groups import StandsFor
 from sublet.state.transfer.names import MAINS
-from sublet.state.transfer.reducers import GpuRule, Refused, Rules, contents_of, loaded
+from sublet.state.transfer.reducers import EncodingRules, GpuRule, ReductionRefused, contents_of, loaded
 
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
 """What pickle can encode without use: a file descriptor of another process, and weak references to what has no
@@ -86,7 +86,7 @@ class Reads:
         self.files |= other.files
 
 
-class HomeRules(Rules):
+class HomeRules(EncodingRules):
     """The rules for values of one notebook."""
 
     remembers = True
@@ -120,7 +120,7 @@ class HomeRules(Rules):
         found.reads = Reads()
         return found
 
-    def note(self, part: Rules) -> None:
+    def note(self, part: EncodingRules) -> None:
         if isinstance(part, HomeRules):
             self.reads.add(part.reads)
 
@@ -165,31 +165,31 @@ class HomeRules(Rules):
         return self._map if numpy is not None and kind is numpy.memmap else super()._rule_for(kind)
 
     def _refused(self, value: Any) -> Any:
-        raise Refused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))
+        raise ReductionRefused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))
 
     def _comm(self, value: Any) -> Any:
-        raise Refused("a widget's connection to the front end")
+        raise ReductionRefused("a widget's connection to the front end")
 
     def _lock(self, value: Any) -> Any:
         """One that no thread holds is the same as a new one."""
         if not value.acquire(blocking=False):
-            raise Refused("a thread lock that is held")
+            raise ReductionRefused("a thread lock that is held")
         value.release()
         if type(value) is RLOCK and value._is_owned():  # type: ignore[attr-defined]
-            raise Refused("a thread lock that is held")
+            raise ReductionRefused("a thread lock that is held")
         return (threading.RLock if type(value) is RLOCK else threading.Lock), ()
 
     def _idle(self, value: Any) -> Any:
         """What a thread or another process is going to change stays with its process; what has ended is data."""
         match value:
             case subprocess.Popen() if value.returncode is None:
-                raise Refused("a running process")
+                raise ReductionRefused("a running process")
             case concurrent.futures.Future() if not value.done():
-                raise Refused("a future that is not done")
+                raise ReductionRefused("a future that is not done")
             case logging.Handler():
-                raise Refused("a handler of logging")
+                raise ReductionRefused("a handler of logging")
             case threading.Thread() if value.is_alive():
-                raise Refused("a running thread")
+                raise ReductionRefused("a running thread")
             case threading.Thread():
                 state = {name: held for name, held in vars(value).items() if name not in rebuild.OF_NEW_THREAD}
                 return rebuild.idle_thread, (type(value),), state

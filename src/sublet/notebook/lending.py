@@ -11,7 +11,7 @@ from typing import Any, Final
 from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook.lodging import Freed, Key, Lodged, Range, Watch, Word
-from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import address_of, copy_bytes
 from sublet.state.transfer.pages import process_pages
 from sublet.state.transfer.sealed import is_sealed
@@ -68,24 +68,24 @@ class Lender:
         self._forget: list[int] = []
         self._idle: list[int] = []
 
-    def takes(self, key: Key, buffer: Buffer) -> bool:
+    def takes(self, key: Key, buffer: EncodedBuffer) -> bool:
         """Whether it is of the kind that is lodged."""
         if self._refused.get(key) == buffer.address:
             return False
         fits = buffer.length >= LODGED_MIN and buffer.writable and buffer.kind in KINDS
         return fits and not is_sealed(buffer.address)
 
-    def watches(self, key: Key, buffer: Buffer) -> bool:
+    def watches(self, key: Key, buffer: EncodedBuffer) -> bool:
         """Whether the content that both sides agreed on need not be remembered."""
         return self.takes(key, buffer) and process_pages().usable()
 
-    def can_wait(self, key: Key, buffer: Buffer) -> bool:
+    def can_wait(self, key: Key, buffer: EncodedBuffer) -> bool:
         """Whether the kernel is going to say whether it changed."""
         file = self._at.get(key)
         known = file is not None and bool(file.watch.look) and file.here == buffer.address
         return known and file is not None and len(file.area) == buffer.length and self.takes(key, buffer)
 
-    def changed(self, key: Key, buffer: Buffer) -> bool | None:
+    def changed(self, key: Key, buffer: EncodedBuffer) -> bool | None:
         """Whether it was written to here, and differs from what lies on the other side; None: it does not lie there in
         such memory, or it is unknown what was written to."""
         file = self._at.get(key)
@@ -104,7 +104,7 @@ class Lender:
             watch.doubt()
         return is_changed
 
-    def _differs(self, file: _File, buffer: Buffer) -> bool | None:
+    def _differs(self, file: _File, buffer: EncodedBuffer) -> bool | None:
         address = buffer.address
         parts = file.watch.written(address, buffer.length)
         if not file.watch.look:
@@ -112,12 +112,12 @@ class Lender:
         whole = [(address, address + buffer.length)]
         return not _are_same(whole if parts is None else parts, address_of(memoryview(file.area)) - address)
 
-    def is_same(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+    def is_same(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         """Whether what lies there is what is here."""
         there = address_of(self.view(lodged))
         return lodged.nbytes == buffer.length and is_same(buffer.address, there, buffer.length)
 
-    def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
+    def lodge(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
         """Fill it into a file. It counts as the other side's when it was ``sent``. None: it goes another way."""
         old = self._at.get(key)
         if not self.takes(key, buffer):
@@ -184,7 +184,7 @@ class Lender:
                 file.area = Lasting.on(kept)
                 separate(area)
 
-    def took(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+    def took(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         """What lies there and this are the same now."""
         file = self._files[lodged.number]
         if self._at.get(key) is not file or file.here != buffer.address or file.number not in self._idle:

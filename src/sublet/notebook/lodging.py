@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook.memories import take_exchanged
-from sublet.state.transfer.encoded import Buffer
+from sublet.state.transfer.encoded import EncodedBuffer
 from sublet.state.transfer.memory import address_of
 from sublet.state.transfer.pages import process_pages
 from sublet.state.transfer.shared_arrays import (
@@ -126,19 +126,19 @@ class Lodger:
     def __init__(self) -> None:
         self._homes: list[_Home] = []
 
-    def watches(self, key: Key, buffer: Buffer) -> bool:
+    def watches(self, key: Key, buffer: EncodedBuffer) -> bool:
         """Whether the content that both sides agreed on need not be remembered."""
         return self._home(buffer) is not None and process_pages().usable()
 
-    def can_wait(self, key: Key, buffer: Buffer) -> bool:
+    def can_wait(self, key: Key, buffer: EncodedBuffer) -> bool:
         """What changed is told at once, or not at all."""
         return False
 
-    def is_same(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+    def is_same(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         """It is for the other side to find out."""
         return False
 
-    def changed(self, key: Key, buffer: Buffer) -> bool | None:
+    def changed(self, key: Key, buffer: EncodedBuffer) -> bool | None:
         """Whether it may have changed; None: it does not lie in such memory, or not any more."""
         home = self._home(buffer)
         if home is None:
@@ -148,7 +148,7 @@ class Lodger:
         written = home.watch.written(buffer.address, buffer.length, shared=True)
         return written != [] if home.watch.look else None
 
-    def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
+    def lodge(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
         home = self._home(buffer)
         if home is None or (home.area.parted and not is_untouched(home.area)):
             return None
@@ -203,7 +203,7 @@ class Lodger:
         else:
             one.finish()
 
-    def took(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+    def took(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         return self.watches(key, buffer)
 
     def idle(self, lodged: Lodged) -> None:
@@ -242,6 +242,6 @@ class Lodger:
     def forget(self) -> None:
         """The other side has nothing any more; what lies here stays."""
 
-    def _home(self, buffer: Buffer) -> _Home | None:
+    def _home(self, buffer: EncodedBuffer) -> _Home | None:
         area = area_at(buffer.address, buffer.length)
         return next((home for home in self._homes if home.area is area), None) if area is not None else None

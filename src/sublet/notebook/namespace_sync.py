@@ -60,7 +60,7 @@ from sublet.state.checkpoints.object_groups import (
 )
 from sublet.state.transfer.changes import ChangeFinder
 from sublet.state.transfer.codec import ATOMS, can_travel, encode
-from sublet.state.transfer.encoded import Buffer, BufferKind, Encoded
+from sublet.state.transfer.encoded import BufferKind, Encoded, EncodedBuffer
 from sublet.state.transfer.figures import is_part_kind
 from sublet.state.transfer.names import found_by_name
 
@@ -939,7 +939,7 @@ class Space:
         groups = self._encoded(set(names & self.names.keys()), HomeRules(), Outgoing(), must=False)
         return _ids_of(groups)
 
-    def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
+    def _compared(self, key: Key, buffer: EncodedBuffer) -> tuple[bool, bytes]:
         """Whether its memory holds something else than what both had, and the hashes of that if some are needed."""
         if is_told_by_digest(buffer):
             return False, b""
@@ -1112,7 +1112,7 @@ class Space:
             self._identities.note(parcel.names, parcel.own, kept, parcel.known)
         return found
 
-    def _sent(self, key: Key, buffer: Buffer, hashes: bytes) -> tuple[Lodged | memoryview, bytes]:
+    def _sent(self, key: Key, buffer: EncodedBuffer, hashes: bytes) -> tuple[Lodged | memoryview, bytes]:
         """How it travels, and its hashes where they are to be told."""
         lodged = self._lodging.lodge(key, buffer)
         if lodged is not None:

@@ -32,7 +32,7 @@ Then = Callable[[], None]
 _OTHER_DATA: Final = "Give it the data, batch size and order it had, or begin under another name."
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """One loader."""
 
     kind: str
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Its own random numbers, which are saved with the global ones."""
 
 
-def source_of(loader: Any, *, deterministic: bool) -> Source:
+def source_of(loader: Any, *, deterministic: bool) -> BatchSource:
     """How to find the way in this loader. Raises ``InvalidRequest`` for one in which there is none."""
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return Stateful(loader)

@@ -29,7 +29,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.writer import SaveReport
-from sublet.training.data_position import Source, source_of
+from sublet.training.data_position import BatchSource, source_of
 from sublet.training.leaving import SIGTERM, TERMINATED, LeaveReason, Preempted, Watchman
 from sublet.training.progress_events import Account, ProgressWriter
 from sublet.training.rng_state import chance_now, set_chance, set_generators
@@ -83,11 +83,11 @@ class PreemptibleTrainer:
         self._clock: Clock = SystemClock() if clock is None else clock
         self._watchman = Watchman(lease)
         self._teller = ProgressWriter() if self._group.rank == 0 else ProgressWriter({})
-        self._sources: dict[int, tuple[Any, Source]] = {}
+        self._sources: dict[int, tuple[Any, BatchSource]] = {}
         self._epoch = 0
         self._epochs: int | None = None
         self._epoch_chance: Any = None
-        self._pass: Source | None = None
+        self._pass: BatchSource | None = None
         """The pass that is under way, or was in this epoch."""
         self._pass_chance: Any = None
         self._pass_over = False
@@ -194,7 +194,7 @@ class PreemptibleTrainer:
         source = self._sources[id(loader)][1]
         return self._pass_over_it(source)
 
-    def _pass_over_it(self, source: Source) -> Iterator[Any]:
+    def _pass_over_it(self, source: BatchSource) -> Iterator[Any]:
         resume, self._resume = self._resume, None
         self._pass, self._pass_over, self._stepless = source, False, 0
         batches = self._begun(source, resume if resume is not None and resume["in_pass"] else None)
@@ -229,7 +229,7 @@ class PreemptibleTrainer:
             self._make_durable(position)
         return batch
 
-    def _begun(self, source: Source, resume: Mapping[str, Any] | None) -> Iterator[Any]:
+    def _begun(self, source: BatchSource, resume: Mapping[str, Any] | None) -> Iterator[Any]:
         if resume is None:
             set_generators(source.generators(), self._generators)
             self._pass_chance = [chance_now(), [one.get_state() for one in source.generators()]]
@@ -248,7 +248,7 @@ class PreemptibleTrainer:
         return source.begin(self._epoch, resume["position"], lambda: self._put_chance(source, resume["chance"]))
 
     @staticmethod
-    def _put_chance(source: Source, states: Any) -> None:
+    def _put_chance(source: BatchSource, states: Any) -> None:
         set_chance(states[0])
         set_generators(source.generators(), states[1])
 

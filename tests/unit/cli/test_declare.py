@@ -7,14 +7,14 @@ from typing import Annotated
 import pytest
 
 from sublet.cli import declare, full_parser
-from sublet.cli.declare import Arg, Command, Opt, Shape, UsageError
+from sublet.cli.declare import Arg, DeclaredCommand, Opt, Shape, UsageError
 from sublet.cli.parsing import duration, size
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
 
 Values = dict[str, object]
 
 
-def recording() -> tuple[Command, list[Values]]:
+def recording() -> tuple[DeclaredCommand, list[Values]]:
     """A command with one parameter of each shape, and what it was called with."""
     calls: list[Values] = []
 
@@ -34,7 +34,7 @@ def recording() -> tuple[Command, list[Values]]:
         calls.append({"thing": thing, "amount": amount, "ttl": ttl, "tier": tier, "tag": tag, "loud": loud})
         return 7
 
-    return Command("record", record), calls
+    return DeclaredCommand("record", record), calls
 
 
 def test_a_command_knows_its_parameters_from_the_signature_alone() -> None:
@@ -83,7 +83,7 @@ def test_a_parameter_without_a_spec_is_a_mistake_of_ours() -> None:
         return len(thing)
 
     with pytest.raises(TypeError, match="thing"):
-        Command("broken", broken)
+        DeclaredCommand("broken", broken)
 
 
 @pytest.mark.parametrize("path", COMMANDS)

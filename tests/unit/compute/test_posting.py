@@ -15,12 +15,12 @@ import pytest
 from sublet.compute import posting
 from sublet.compute.calls import ConnectionLost, PendingCall
 from sublet.compute.futures import CallFuture
-from sublet.compute.outcomes import Many
+from sublet.compute.outcomes import CallResults
 from sublet.compute.posting import AGAIN, outcome
 from sublet.compute.worker_guest import Options
 from sublet.compute.workers import WorkerCall
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
-from sublet.guest.answers import Answer
+from sublet.guest.answers import WorkerAnswer
 from sublet.guest.cargo import encode
 from sublet.values import Kind
 from sublet.wire.link_events import Replied
@@ -77,28 +77,28 @@ def many_came_of(
 def test_results_that_were_made_are_kept_when_the_worker_dies() -> None:
     """Only the item that was executing has the error; those behind it were not begun."""
     why = WorkerLost("the worker was killed")
-    assert many_came_of(EXECUTING, why, kept=[1, 2]) == Many([1, 2], why, 0)
-    assert many_came_of(EXECUTING, why, said=[1, 2], kept=[3], first=2) == Many([1, 2, 3], why, 0)
-    assert many_came_of(EXECUTING, why, said=[1, 2, 3], kept=[2, 3], first=1) == Many([1, 2, 3], why, 0)
-    assert many_came_of(EXECUTING, why) == Many([], why, 0)
+    assert many_came_of(EXECUTING, why, kept=[1, 2]) == CallResults([1, 2], why, 0)
+    assert many_came_of(EXECUTING, why, said=[1, 2], kept=[3], first=2) == CallResults([1, 2, 3], why, 0)
+    assert many_came_of(EXECUTING, why, said=[1, 2, 3], kept=[2, 3], first=1) == CallResults([1, 2, 3], why, 0)
+    assert many_came_of(EXECUTING, why) == CallResults([], why, 0)
 
 
 def test_a_call_whose_last_item_was_finished_is_finished() -> None:
     """The worker died while it said so."""
     why = WorkerLost("the worker was killed")
-    assert many_came_of(EXECUTING, why, kept=[1, 2, 3, 4, 5]) == Many([1, 2, 3, 4, 5], None, 0)
-    assert many_came_of(EXECUTING + 1, why, said=[1, 2, 3, 4, 5]) == Many([1, 2, 3, 4, 5], None, 0)
+    assert many_came_of(EXECUTING, why, kept=[1, 2, 3, 4, 5]) == CallResults([1, 2, 3, 4, 5], None, 0)
+    assert many_came_of(EXECUTING + 1, why, said=[1, 2, 3, 4, 5]) == CallResults([1, 2, 3, 4, 5], None, 0)
 
 
 def test_a_result_before_which_one_is_missing_is_not_taken() -> None:
     why = WorkerLost("the worker was killed")
-    assert many_came_of(EXECUTING, why, kept=[9], first=3) == Many([], why, 0)
+    assert many_came_of(EXECUTING, why, kept=[9], first=3) == CallResults([], why, 0)
 
 
 def test_a_call_of_many_that_was_not_begun_goes_back_to_who_sent_it() -> None:
     """What is in the buffer is of another call."""
     why = WorkerLost("the worker was killed")
-    assert many_came_of(EXECUTING + 1, why, kept=[1]) == Many([], why, 0, is_begun=False)
+    assert many_came_of(EXECUTING + 1, why, kept=[1]) == CallResults([], why, 0, is_begun=False)
 
 
 class Sent:
@@ -128,14 +128,14 @@ class Sent:
             self.came(self.on_the_way.pop(0))
         return False
 
-    def finish(self, *results: object) -> Many:
+    def finish(self, *results: object) -> CallResults:
         """Its answer comes, and the rest of its results before."""
         if results:
             self.came(said_of(len(self.watched.pending.parts), *results))
-        body = Answer(WorkerMessage.MANY, encode(None, "nothing"), subject=EXECUTING).packed()[0]
+        body = WorkerAnswer(WorkerMessage.MANY, encode(None, "nothing"), subject=EXECUTING).packed()[0]
         self.watched.pending.came, self.watched.pending.is_done = Replied(EXECUTING, body, ()), True
         self.watched.finish()
-        many: Many = self.future.result(0)
+        many: CallResults = self.future.result(0)
         return many
 
 
@@ -158,7 +158,7 @@ def test_an_array_that_was_sent_is_in_what_a_call_has_made_and_in_its_future() -
     array, sent = np.arange(100_000.0), Sent([], first=1)
     sent.came(
         OutgoingMessage(
-            *Answer(WorkerMessage.RESULT, encode(array, "the result"), subject=EXECUTING, took_ns=0).packed()
+            *WorkerAnswer(WorkerMessage.RESULT, encode(array, "the result"), subject=EXECUTING, took_ns=0).packed()
         )
     )
     for found in (sent.future.made(), sent.finish().results):
@@ -204,14 +204,14 @@ class Workers:
     def find(self, lease: object, options: object) -> str:
         return self._present
 
-    def _submit(self, lease: object, worker: str, job: WorkerCall, options: object) -> Future[Many]:
+    def _submit(self, lease: object, worker: str, job: WorkerCall, options: object) -> Future[CallResults]:
         items = [n for (n,) in job.args]
-        future: Future[Many] = Future()
+        future: Future[CallResults] = Future()
         if (successor := self._lost.get(len(self.sent))) is None and worker == self._present:
-            future.set_result(Many([-n for n in items], None, len(items)))
+            future.set_result(CallResults([-n for n in items], None, len(items)))
         else:
             self._present = successor or self._present
-            future.set_result(Many([], WorkerLost("killed"), 0, is_begun=False))
+            future.set_result(CallResults([], WorkerLost("killed"), 0, is_begun=False))
         self.sent.append((worker, items))
         return future
 
@@ -267,15 +267,15 @@ class Lane:
         if fate < 0.85:
             items, future = self._line.pop(0)
             self._executed += [item for (item,) in items]
-            future.deliver(Many([-item for (item,) in items], None, 1))
+            future.deliver(CallResults([-item for (item,) in items], None, 1))
             return
         self.is_lost = True
         if fate < 0.88:
             items, future = self._line.pop(0)
             self._executed += [item for (item,) in items[:1]]
-            future.deliver(Many([], WorkerLost("gone"), 0))
+            future.deliver(CallResults([], WorkerLost("gone"), 0))
         for _, future in self._line:
-            future.deliver(Many([], WorkerLost("gone"), 0, is_begun=False))
+            future.deliver(CallResults([], WorkerLost("gone"), 0, is_begun=False))
         self._line = []
 
 
@@ -292,10 +292,10 @@ def test_a_map_over_several_workers_gives_each_result_once_and_in_order(
             lanes[options] = Lane(chance, executed)
         return lanes[options]
 
-    def wait(future: Any, timeout: float | None = None) -> Many:
+    def wait(future: Any, timeout: float | None = None) -> CallResults:
         while not future.done():
             chance.choice(list(lanes.values())).step()
-        found: Many = Future.result(future)
+        found: CallResults = Future.result(future)
         return found
 
     monkeypatch.setattr(CallFuture, "result", wait)

@@ -86,26 +86,26 @@ def test_what_cannot_be_taken_in_is_answered(holder: SharedConnection, monkeypat
 def test_an_answer_for_which_there_is_no_memory_is_replaced_by_one_that_says_so(
     holder: SharedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sublet.guest.answers import Answer
+    from sublet.guest.answers import WorkerAnswer
 
-    packed, failures = Answer.packed, [MemoryError()]
+    packed, failures = WorkerAnswer.packed, [MemoryError()]
 
-    def once(self: Answer) -> Any:
+    def once(self: WorkerAnswer) -> Any:
         if failures:
             raise failures.pop()
         return packed(self)
 
-    monkeypatch.setattr(Answer, "packed", once)
+    monkeypatch.setattr(WorkerAnswer, "packed", once)
     assert "MemoryError" in answer(holder, pack(HolderMessage.RUN, subject=1, flags=Flag.NONE))
 
 
 def test_where_nothing_can_be_answered_the_connection_ends(
     holder: SharedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sublet.guest.answers import Answer
+    from sublet.guest.answers import WorkerAnswer
 
-    def never(self: Answer) -> Any:
+    def never(self: WorkerAnswer) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(Answer, "packed", never)
+    monkeypatch.setattr(WorkerAnswer, "packed", never)
     assert answer(holder, pack(HolderMessage.RUN, subject=1, flags=Flag.NONE)) == "Over"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sublet.compute.outcomes import Many
+from sublet.compute.outcomes import CallResults
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
 from sublet.jobs import running
 from sublet.jobs.chunks import Needs
@@ -108,7 +108,7 @@ class FakeLease:
                 if self.lose_at is not None:
                     self.lose_at -= 1
             if not is_lost:
-                future.set_result(Many(results, None, 1000 * len(items)))
+                future.set_result(CallResults(results, None, 1000 * len(items)))
                 continue
             self._die(results, future)
 
@@ -116,7 +116,7 @@ class FakeLease:
         """With this batch: what it had made is there; the next batch had not begun."""
         error = self.lost_as or WorkerLost("killed")
         self.lose_at = None
-        future.set_result(Many(results, error, 1000 * max(1, len(results))))
+        future.set_result(CallResults(results, error, 1000 * max(1, len(results))))
         if not isinstance(error, WorkerLost):
             with self.changed:  # what comes from now on is refused at once
                 self.is_over = True

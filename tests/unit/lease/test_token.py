@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest
-from sublet.lease.token import Operation, TokenClaims, expires_latest
+from sublet.lease.token import TokenClaims, TokenOperation, expires_latest
 from sublet.values import NS_PER_S, Epoch, LeaseId, TenantId
 
 NOW_S = 1_800_000_000
@@ -17,7 +17,7 @@ LEASE, EPOCH = LeaseId("L-1"), Epoch(1, 4)
 CLAIMS = TokenClaims.issued(
     tenant=TenantId("ann"), lease=LEASE, epoch=EPOCH, ttl_ns=300 * NS_PER_S, now_s=NOW_S, key_id="k1", office="o1"
 )
-OPERATIONS = st.frozensets(st.sampled_from(Operation), min_size=1)
+OPERATIONS = st.frozensets(st.sampled_from(TokenOperation), min_size=1)
 
 
 @pytest.mark.parametrize(("ttl", "lives"), [(2, 62), (120, 180), (300, 360), (86_400, 360)])
@@ -44,13 +44,17 @@ def test_a_longer_life_is_refused_and_a_shorter_one_given() -> None:
 
 
 @given(operations=OPERATIONS, earlier=st.integers(0, 400))
-def test_narrowing_keeps_the_lease_and_says_no_more_than_before(operations: frozenset[Operation], earlier: int) -> None:
+def test_narrowing_keeps_the_lease_and_says_no_more_than_before(
+    operations: frozenset[TokenOperation], earlier: int
+) -> None:
     narrow = CLAIMS.narrow(operations=operations, expires=CLAIMS.expires - earlier)
     assert narrow == replace(CLAIMS, operations=operations, expires=CLAIMS.expires - earlier)
 
 
 @given(had=OPERATIONS, wanted=OPERATIONS, later=st.integers(-5, 5))
-def test_whatever_is_wider_is_an_error(had: frozenset[Operation], wanted: frozenset[Operation], later: int) -> None:
+def test_whatever_is_wider_is_an_error(
+    had: frozenset[TokenOperation], wanted: frozenset[TokenOperation], later: int
+) -> None:
     """A2: over every pair of rights and expiries, a narrowed token is within its parent or does not exist."""
     parent = CLAIMS.narrow(operations=had, expires=NOW_S)
     if wanted <= had and later <= 0:
@@ -64,20 +68,20 @@ def test_whatever_is_wider_is_an_error(had: frozenset[Operation], wanted: frozen
 @pytest.mark.parametrize(
     ("operation", "lease", "epoch", "now_s", "allowed"),
     [
-        (Operation.READ, LEASE, EPOCH, NOW_S, True),
-        (Operation.READ, LEASE, EPOCH, CLAIMS.expires - 0.001, True),
-        (Operation.READ, LEASE, EPOCH, CLAIMS.expires, False),
-        (Operation.WRITE, LEASE, EPOCH, NOW_S, False),
-        (Operation.READ, LeaseId("L-2"), EPOCH, NOW_S, False),
-        (Operation.READ, LEASE, Epoch(1, 3), NOW_S, False),
-        (Operation.READ, LEASE, Epoch(1, 5), NOW_S, False),
-        (Operation.READ, LEASE, Epoch(2, 4), NOW_S, False),
+        (TokenOperation.READ, LEASE, EPOCH, NOW_S, True),
+        (TokenOperation.READ, LEASE, EPOCH, CLAIMS.expires - 0.001, True),
+        (TokenOperation.READ, LEASE, EPOCH, CLAIMS.expires, False),
+        (TokenOperation.WRITE, LEASE, EPOCH, NOW_S, False),
+        (TokenOperation.READ, LeaseId("L-2"), EPOCH, NOW_S, False),
+        (TokenOperation.READ, LEASE, Epoch(1, 3), NOW_S, False),
+        (TokenOperation.READ, LEASE, Epoch(1, 5), NOW_S, False),
+        (TokenOperation.READ, LEASE, Epoch(2, 4), NOW_S, False),
     ],
 )
 def test_it_opens_exactly_what_it_says(
-    operation: Operation, lease: LeaseId, epoch: Epoch, now_s: float, allowed: bool
+    operation: TokenOperation, lease: LeaseId, epoch: Epoch, now_s: float, allowed: bool
 ) -> None:
-    claims = CLAIMS.narrow(operations=[Operation.READ, Operation.LOGS])
+    claims = CLAIMS.narrow(operations=[TokenOperation.READ, TokenOperation.LOGS])
     assert claims.allows(operation, lease, epoch, now_s) is allowed
 
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from sublet.background import Guard, accept_connections, end_process, is_shortage, start_task
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError, Unauthorized
-from sublet.lease.token import Operation, TokenClaims
+from sublet.lease.token import TokenClaims, TokenOperation
 from sublet.values import TenantId
 from sublet.wire.codec import loads
 from sublet.wire.frames import HELLO_MAX
@@ -38,7 +38,7 @@ GREETING_OF_USER_MAX: Final = 64
 GREETING_RESERVED: Final = 64
 """This many of them are for the owner and root alone."""
 LOCAL_TENANT: Final = TenantId("local")
-SEEN: Final = (Operation.LOGS, Operation.RUN)
+SEEN: Final = (TokenOperation.LOGS, TokenOperation.RUN)
 """What a tenant may do with guests of its own without a lease's token: read, signal, stop. Not start."""
 
 

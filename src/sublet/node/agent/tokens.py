@@ -28,7 +28,7 @@ from biscuit_auth import (
 )
 
 from sublet.errors import InvalidRequest, Unauthorized
-from sublet.lease.token import Operation, TokenClaims
+from sublet.lease.token import TokenClaims, TokenOperation
 from sublet.values import Epoch, LeaseId, TenantId
 
 TOKEN_LENGTH_MAX: Final = 8192
@@ -69,7 +69,7 @@ def verify(token: str, public_keys: Mapping[str, bytes], now_s: int) -> TokenCla
         actors = found.query(_ACTOR)
         if len(actors) > 1:
             raise ValueError("not one actor")
-        allowed = frozenset(Operation(fact.terms[0]) for fact in found.query(_MAY))
+        allowed = frozenset(TokenOperation(fact.terms[0]) for fact in found.query(_MAY))
         if biscuit.block_count() == 1:  # nothing was appended, so no check is about an operation
             found.authorize()
             operations = allowed
@@ -94,7 +94,7 @@ def narrow(
     token: str,
     public_keys: Mapping[str, bytes],
     *,
-    operations: Iterable[Operation] | None = None,
+    operations: Iterable[TokenOperation] | None = None,
     expires: int | None = None,
 ) -> str:
     """A token for less, to hand on. No private key is needed, and what is asked for in excess is not there."""
@@ -102,7 +102,7 @@ def narrow(
     if operations is not None:
         allowed = {operation.value for operation in operations}
         if not allowed:
-            raise InvalidRequest("a token that allows nothing", do=f"Allow some of: {', '.join(Operation)}.")
+            raise InvalidRequest("a token that allows nothing", do=f"Allow some of: {', '.join(TokenOperation)}.")
         block.add_code("check if operation($operation), {allowed}.contains($operation);", {"allowed": allowed})
     if expires is not None:
         block.add_code("check if now($now), $now < {expires};", {"expires": expires})
@@ -129,7 +129,7 @@ def _read(token: str, public_keys: Mapping[str, bytes]) -> tuple[Biscuit, str]:
     return biscuit, key_ids[-1]
 
 
-def _judged(biscuit: Biscuit, now_s: int, operation: Operation | None) -> Authorizer:
+def _judged(biscuit: Biscuit, now_s: int, operation: TokenOperation | None) -> Authorizer:
     builder = AuthorizerBuilder("now({now}); allow if true;", {"now": now_s})
     if operation is not None:
         builder.add_code("operation({operation});", {"operation": operation.value})
@@ -139,7 +139,7 @@ def _judged(biscuit: Biscuit, now_s: int, operation: Operation | None) -> Author
     return builder.build(biscuit)
 
 
-def _holds(biscuit: Biscuit, now_s: int, operation: Operation) -> bool:
+def _holds(biscuit: Biscuit, now_s: int, operation: TokenOperation) -> bool:
     try:
         _judged(biscuit, now_s, operation).authorize()
     except AuthorizationError:

@@ -28,7 +28,7 @@ from sublet.state.transfer.codec import Encoding
 from sublet.state.transfer.encoded import Encoded
 from sublet.state.transfer.memory import address_of
 from sublet.state.transfer.names import found_by_name
-from sublet.state.transfer.reducers import OWNERS, GpuRule, Rules
+from sublet.state.transfer.reducers import OWNERS, EncodingRules, GpuRule
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
@@ -71,7 +71,7 @@ class ObjectGroup:
     is_joined: bool = False
     """Its names were found to share objects or memory; else they stand together because each is small."""
 
-    def remembering(self, rules: Rules) -> ObjectGroup:
+    def remembering(self, rules: EncodingRules) -> ObjectGroup:
         """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first, since
         most groups are unchanged and need none."""
         if self.plain is None or not rules.remembers or self.encoded.met is not None:
@@ -134,7 +134,7 @@ def encode_roots(
     *,
     names: Iterable[str] | None = None,
     gpu: GpuRule = "copy",
-    rules: Rules | None = None,
+    rules: EncodingRules | None = None,
     order: Order | None = None,
     still: Collection[Still] = (),
     together: Iterable[tuple[str, ...]] = (),
@@ -155,7 +155,7 @@ def encode_roots(
     encodings of earlier calls, since which no value has changed, which are used again.
     Raises ``Unpicklable`` with the root's name at the head of the path.
     """
-    rules = Rules(gpu=gpu) if rules is None else rules
+    rules = EncodingRules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
     bundles: list[_Bundle | Still] = list(still)
     known = list(together)
@@ -216,7 +216,7 @@ class _Encoder:
     def __init__(
         self,
         roots: Mapping[str, object],
-        rules: Rules,
+        rules: EncodingRules,
         before: Callable[[tuple[str, ...]], object] | None,
         kept: Encodings | None,
     ) -> None:
@@ -257,7 +257,7 @@ def _runs(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
 class _Bundle:
     """Some roots, encoded together by rules that were not used before, and everything that was met on the way."""
 
-    def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: Rules) -> None:
+    def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: EncodingRules) -> None:
         self.names = names
         self.rules = rules
         # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.

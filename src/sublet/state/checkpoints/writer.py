@@ -34,7 +34,7 @@ from sublet.state.transfer.changes import (
     each_same,
     hashes_in,
 )
-from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import Copies, copy_beside
 from sublet.state.transfer.reducers import GpuRule
 from sublet.values import Epoch, LeaseId
@@ -169,7 +169,7 @@ class Saver:
         state_bytes = sum(group.encoded.nbytes for group in groups)
         return Capture(records=records, state_bytes=state_bytes, is_copy=copy is not None)
 
-    def _piece(self, buffer: Buffer, base: Base, copy: Copies | None) -> SavedBuffer:
+    def _piece(self, buffer: EncodedBuffer, base: Base, copy: Copies | None) -> SavedBuffer:
         piece = SavedBuffer(length=buffer.length, kind=buffer.kind, writable=buffer.writable)
         if buffer.length <= INLINE_MAX:
             piece.inline = bytes(buffer.view)

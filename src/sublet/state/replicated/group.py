@@ -24,7 +24,7 @@ from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.state.replicated.arguments import asked_replicas
 from sublet.state.replicated.ballot import NONCE_BYTES, OFFICE_MAX
 from sublet.state.replicated.cell import Install, Installed
-from sublet.state.replicated.membership import InstallRound, Listing, Run, change
+from sublet.state.replicated.membership import InstallRound, Listing, RunOperation, change
 from sublet.state.replicated.policy import ReplicaPolicy
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import RegisterOperation, Result, Tenure, View
@@ -324,7 +324,7 @@ class ReplicaGroup:
                 settled: ReplicaSet = end.value
                 return settled
             match step:
-                case Run(key=key, operation=operation):
+                case RunOperation(key=key, operation=operation):
                     answer = self.run(key, operation)
                 case InstallRound(replicas=replicas):
                     install = functools.partial(_install, replicas=replicas)

@@ -34,7 +34,7 @@ SET_KEY: Final = ".set"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunOperation:
     """Carry this operation out on this key; send its result."""
 
     key: str
@@ -53,7 +53,7 @@ class Listing:
     """Ask every replica for its keys; send those that answered, with theirs."""
 
 
-Step: TypeAlias = Run | InstallRound | Listing
+Step: TypeAlias = RunOperation | InstallRound | Listing
 Change: TypeAlias = Generator[Step, object, ReplicaSet]
 
 
@@ -73,7 +73,7 @@ def change(view: View, tenure: Tenure, aim: Callable[[Seats], Seats], *, tries: 
 
 
 def _chosen(view: View, tenure: Tenure) -> Generator[Step, object, ReplicaSet]:
-    result = yield Run(SET_KEY, OpenOperation(view, tenure))
+    result = yield RunOperation(SET_KEY, OpenOperation(view, tenure))
     _check(result)
     assert isinstance(result, OperationDone)
     if result.state.body:
@@ -85,7 +85,7 @@ def _agree(view: View, tenure: Tenure, found: ReplicaSet, wanted: ReplicaSet) ->
     """Make the record say this. What is found there instead is the answer of a faster writer."""
     expected = tenure.state.version
     write = tenure.nonce()
-    result = yield Run(SET_KEY, CasOperation(view, tenure, expected=expected, write=write, body=wanted.pack()))
+    result = yield RunOperation(SET_KEY, CasOperation(view, tenure, expected=expected, write=write, body=wanted.pack()))
     if (
         isinstance(result, OperationRefused)
         and result.why is OutcomeReason.VERSION
@@ -106,10 +106,10 @@ def _finish(view: View, tenure: Tenure, joint: ReplicaSet, tries: int) -> Genera
         return joint
     yield from _spread(joint, tries)
     for key in (yield from _keys(joint, tries)):
-        result = yield Run(key, CarryOperation(view, tenure.nonce))
+        result = yield RunOperation(key, CarryOperation(view, tenure.nonce))
         _check(result)
     # The carrying gave the record of the set a ballot of its own, which this opens above; the version is the same.
-    result = yield Run(SET_KEY, OpenOperation(view, tenure))
+    result = yield RunOperation(SET_KEY, OpenOperation(view, tenure))
     _check(result)
     assert isinstance(result, OperationDone)
     now = ReplicaSet.unpack(result.state.body)

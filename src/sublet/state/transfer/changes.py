@@ -63,7 +63,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Piece(Protocol):
+class TrackedBuffer(Protocol):
     """What the finder must know of a buffer."""
 
     @property
@@ -268,7 +268,7 @@ class ChangeFinder:
         self._lock = threading.Lock()
         self._chance = random.Random(seed)
 
-    def begin(self, buffer: Piece, *, moving: bool = False) -> Look:
+    def begin(self, buffer: TrackedBuffer, *, moving: bool = False) -> Look:
         """Which chunks may differ from the last settled look. Reads no more than a sample of the memory. ``moving``:
         the program goes on at once, and perhaps writes to all of it soon, so it is not protected before it was seen
         to stay."""
@@ -333,18 +333,18 @@ class ChangeFinder:
             self._drop_oldest()
         return bytes(table)
 
-    def changed(self, buffer: Piece) -> list[int]:
+    def changed(self, buffer: TrackedBuffer) -> list[int]:
         """Chunks whose content differs from the last look, all of them at the first; remembered at once."""
         return self.compared(buffer)[0]
 
-    def compared(self, buffer: Piece) -> tuple[list[int], bytes]:
+    def compared(self, buffer: TrackedBuffer) -> tuple[list[int], bytes]:
         """The same, and the hashes of all chunks, one after the other."""
         look = self.begin(buffer)
         hashes = dict(each_hash(look, look.candidates))
         table = self.settle(look, hashes)
         return [n for n in look.candidates if hashes[n] != look.hash_before(n)], table
 
-    def believe(self, buffer: Piece, table: bytes) -> None:
+    def believe(self, buffer: TrackedBuffer, table: bytes) -> None:
         """The other side has what these hashes say and has just sent it, so this is the same. Only of memory of which
         is known what was written to since; other memory is hashed, or it would go back changed where the other side
         wrote to it between its look and its copy."""
@@ -357,13 +357,13 @@ class ChangeFinder:
             self._memories.move_to_end((buffer.address, buffer.view.nbytes))
             self._drop_oldest()
 
-    def knows(self, buffer: Piece) -> bool:
+    def knows(self, buffer: TrackedBuffer) -> bool:
         """Whether there is a settled look at this memory."""
         with self._lock:
             memory = self._memories.get((buffer.address, buffer.view.nbytes))
             return memory is not None and bool(memory.hashes)
 
-    def leave(self, buffer: Piece) -> None:
+    def leave(self, buffer: TrackedBuffer) -> None:
         """Forget what this memory was: the next look finds all of it changed."""
         with self._lock:
             self._memories.pop((buffer.address, buffer.view.nbytes), None)

@@ -18,19 +18,19 @@ from typing import Any, Final
 from sublet.lazy_dataclass import dataclass
 from sublet.state.transfer.encoded import (
     NO_BUFFER,
-    Buffer,
     BufferKind,
     BufferShape,
+    BufferWindow,
     Encoded,
+    EncodedBuffer,
     Head,
     Splice,
-    Window,
     bare_head,
 )
 from sublet.state.transfer.figures import numbered
 from sublet.state.transfer.memory import address_of, lending, memory_at, raw_view
 from sublet.state.transfer.pickle_errors import named
-from sublet.state.transfer.reducers import OWNERS, FlatRoot, GpuRule, Rules, owner_of
+from sublet.state.transfer.reducers import OWNERS, EncodingRules, FlatRoot, GpuRule, owner_of
 
 PROTOCOL: Final = 5
 SMALL_BYTES: Final = 16 * 1024
@@ -52,12 +52,12 @@ def encode(value: object, *, gpu: GpuRule = "copy") -> Encoded:
 
     Raises ``Unpicklable``, naming the first object that cannot travel and the path to it.
     """
-    encoding = Encoding(Rules(gpu=gpu))
+    encoding = Encoding(EncodingRules(gpu=gpu))
     encoding.dump(value)
     return encoding.finished(value)
 
 
-def can_travel(value: object, rules: Rules) -> bool:
+def can_travel(value: object, rules: EncodingRules) -> bool:
     """Whether ``encode`` would do it; without finding out why not, which is much faster."""
     encoding = Encoding(rules)
     try:
@@ -80,7 +80,7 @@ def with_identity(met: Iterable[tuple[int, Any]]) -> dict[int, Any]:
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
+class SeenWindow:
     """One window, in the order of the pickle."""
 
     address: int
@@ -100,12 +100,12 @@ class Seen:
 class Encoding:
     """One run of the pickler, and what it left: parts of the pickle, and windows on memory."""
 
-    def __init__(self, rules: Rules, *, is_flat: bool = False) -> None:
+    def __init__(self, rules: EncodingRules, *, is_flat: bool = False) -> None:
         """``is_flat``: of the value it is known that it is plain containers of texts and numbers, each of them once."""
         self.rules = rules
         self._is_flat = is_flat
         self.parts: list[bytes | bytearray] = []
-        self.seen: list[Seen] = []
+        self.seen: list[SeenWindow] = []
         self.met: dict[int, Any] | None = None
         self.owners: dict[int, Any] = {}
         """Byte arrays whose memory something looks at; whether they travel as well is seen at the end."""
@@ -194,7 +194,7 @@ class Encoding:
             self.owners[id(owner)] = owner
         address = address_of(view)
         is_column = address in self.rules.columns and type(view.obj).__module__ == "pyarrow.lib"
-        self.seen.append(Seen(address, view.nbytes, view, id(buffer) in self.rules.private, is_column))
+        self.seen.append(SeenWindow(address, view.nbytes, view, id(buffer) in self.rules.private, is_column))
 
     def wasteful(self) -> frozenset[int]:
         """Arrays whose window is mostly gaps, and shared with nothing."""
@@ -235,18 +235,18 @@ class Encoding:
             splices.append(Splice(position, len(buffers)))
             view = memoryview(part)
             kind = BufferKind.BYTES if isinstance(part, bytes) else BufferKind.BYTEARRAY
-            buffers.append(Buffer(view=view, address=address_of(view), kind=kind, writable=not view.readonly))
+            buffers.append(EncodedBuffer(view=view, address=address_of(view), kind=kind, writable=not view.readonly))
         head = Head(
-            windows=[Window(one.buffer, one.offset, one.length) for one in self.seen],
+            windows=[BufferWindow(one.buffer, one.offset, one.length) for one in self.seen],
             splices=splices,
             buffers=[BufferShape(one.length, one.kind, one.writable) for one in buffers],
             stream=b"".join(stream),
         )
         return Encoded(head=head.dump(), buffers=tuple(buffers), met=self.met)
 
-    def _layout(self) -> list[Buffer]:
+    def _layout(self) -> list[EncodedBuffer]:
         """Give every window its buffer: a region of its own, or a place in the one for small ones."""
-        buffers: list[Buffer] = []
+        buffers: list[EncodedBuffer] = []
         small: list[list[int]] = []
         for region in regions(self.seen):
             start = min(self.seen[n].address for n in region)
@@ -261,11 +261,11 @@ class Encoding:
             buffers.append(self._gather(small, len(buffers)))
         return buffers
 
-    def _whole(self, region: list[int], start: int, length: int) -> Buffer:
+    def _whole(self, region: list[int], start: int, length: int) -> EncodedBuffer:
         windows = [self.seen[n] for n in region]
         view = next((one.view for one in windows if one.address == start and one.length == length), None)
         owner = [one.view for one in windows] + self.rules.keep
-        return Buffer(
+        return EncodedBuffer(
             view=memory_at(start, length).toreadonly() if view is None else view,
             address=start,
             kind=kind_of(windows[0].view),
@@ -273,7 +273,7 @@ class Encoding:
             owner=owner,
         )
 
-    def _gather(self, regions: list[list[int]], number: int) -> Buffer:
+    def _gather(self, regions: list[list[int]], number: int) -> EncodedBuffer:
         memory = bytearray()
         writable = False
         for region in regions:
@@ -287,7 +287,9 @@ class Encoding:
                     memory += one.view[len(memory) - one.offset :]
                 writable |= not one.view.readonly
         view = memoryview(memory)
-        return Buffer(view=view, address=address_of(view), kind=BufferKind.SMALL, writable=writable, owner=memory)
+        return EncodedBuffer(
+            view=view, address=address_of(view), kind=BufferKind.SMALL, writable=writable, owner=memory
+        )
 
 
 class Pickler(pickle.Pickler):
@@ -296,7 +298,7 @@ class Pickler(pickle.Pickler):
     reducer_override: Any
 
 
-def regions(seen: list[Seen]) -> list[list[int]]:
+def regions(seen: list[SeenWindow]) -> list[list[int]]:
     """Windows that overlap, together, by their numbers; each region in the order of addresses, the regions in the
     order in which the pickle first meets them. Private windows and those without bytes stay alone or out."""
     found: list[list[int]] = [[n] for n, one in enumerate(seen) if one.private and one.length]

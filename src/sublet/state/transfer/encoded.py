@@ -40,7 +40,7 @@ class BufferKind(enum.IntEnum):
     """Many small pieces of memory, copied into one."""
 
 
-class Window(NamedTuple):
+class BufferWindow(NamedTuple):
     """A piece of a buffer that one object looks at."""
 
     buffer: int
@@ -57,7 +57,7 @@ class Splice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Buffer:
+class EncodedBuffer:
     """Memory of the encoded value, as it is now: writes to the value are writes to it."""
 
     view: memoryview
@@ -79,9 +79,9 @@ class Encoded:
     """One value, or several together."""
 
     head: bytes
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[EncodedBuffer, ...]
     met: Mapping[int, Any] | None = None
-    """Every object that the head names, by its number there, if the rules asked for it (``Rules.remembers``).
+    """Every object that the head names, by its number there, if the rules asked for it (``EncodingRules.remembers``).
     ``loading.decode`` gives what stands for each of them the same number."""
 
     @property
@@ -104,7 +104,7 @@ class BufferShape(NamedTuple):
 class Head:
     """The head, taken apart."""
 
-    windows: Sequence[Window]
+    windows: Sequence[BufferWindow]
     splices: Sequence[Splice]
     buffers: Sequence[BufferShape]
     stream: memoryview | bytes
@@ -135,7 +135,7 @@ class Head:
         if at_stream > view.nbytes:
             raise _no_head("its tables are cut off")
         head = cls(
-            windows=[Window(*one) for one in _WINDOW.iter_unpack(view[_FIXED.size : at_splices])],
+            windows=[BufferWindow(*one) for one in _WINDOW.iter_unpack(view[_FIXED.size : at_splices])],
             splices=[Splice(*one) for one in _SPLICE.iter_unpack(view[at_splices:at_buffers])],
             buffers=[
                 BufferShape(length, kind, bool(flag))

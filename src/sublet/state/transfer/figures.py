@@ -39,7 +39,7 @@ PARTS_BITS: Final = 24
 _here = threading.local()
 
 
-class Unit:
+class FigurePickle:
     """A figure, pickled."""
 
     def __init__(self, figure: Any, rule_for: Callable[[type], Any]) -> None:
@@ -60,7 +60,7 @@ class Unit:
         return self._numbers.get(id(value))
 
 
-def numbered(units: list[Unit]) -> Iterator[tuple[int, Any]]:
+def numbered(units: list[FigurePickle]) -> Iterator[tuple[int, Any]]:
     """All objects of these figures under numbers that ``Assembly.met`` gives them as well."""
     for n, unit in enumerate(units):
         first = FIRST_NUMBER + (n << PARTS_BITS)
@@ -87,11 +87,11 @@ def figure_of(value: Any) -> Any:
     return None
 
 
-def unit_of(figure: Any, known: dict[int, Unit], rule_for: Callable[[type], Any]) -> Unit:
+def unit_of(figure: Any, known: dict[int, FigurePickle], rule_for: Callable[[type], Any]) -> FigurePickle:
     """Pickled once for all encodings that look at it together."""
     unit = known.get(id(figure))
     if unit is None:
-        unit = known[id(figure)] = Unit(figure, rule_for)
+        unit = known[id(figure)] = FigurePickle(figure, rule_for)
     return unit
 
 

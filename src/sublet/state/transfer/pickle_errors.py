@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sublet.errors import Unpicklable
 
 if TYPE_CHECKING:
-    from sublet.state.transfer.reducers import Rules
+    from sublet.state.transfer.reducers import EncodingRules
 
 FOUND_MAX: Final = 10
 """How many are named; a value with more is not mended by a longer list."""
@@ -70,7 +70,7 @@ class Blocker:
         return f"{self.path}: {self.what}"
 
 
-def named(value: object, error: Exception, rules: Rules, *, roots: bool = False) -> Unpicklable:
+def named(value: object, error: Exception, rules: EncodingRules, *, roots: bool = False) -> Unpicklable:
     """The error to raise, once pickling has failed with ``error``."""
     if isinstance(error, Unpicklable):
         return error
@@ -93,7 +93,7 @@ def named(value: object, error: Exception, rules: Rules, *, roots: bool = False)
     )
 
 
-def blockers(value: object, rules: Rules, *, roots: bool = False) -> list[Blocker]:
+def blockers(value: object, rules: EncodingRules, *, roots: bool = False) -> list[Blocker]:
     """Everything in the value that cannot travel, up to a bound. ``roots``: it is a dict of named values."""
     root = "value"
     walk = _Walk(rules)
@@ -113,9 +113,9 @@ def blockers(value: object, rules: Rules, *, roots: bool = False) -> list[Blocke
 
 def describe(value: object, error: BaseException | None = None) -> str:
     """An object in plain words."""
-    from sublet.state.transfer.reducers import Refused
+    from sublet.state.transfer.reducers import ReductionRefused
 
-    if isinstance(error, Refused):
+    if isinstance(error, ReductionRefused):
         return str(error)
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -138,7 +138,7 @@ _PythonPickler: Any = pickle._Pickler
 class _Walk(_PythonPickler):  # type: ignore[misc]
     """Pickles into nothing, knows the way, and steps over what fails."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: EncodingRules) -> None:
         super().__init__(io.BytesIO(), 5, buffer_callback=lambda _: None)
         self.chain: list[object] = []
         self.found: list[tuple[Sequence[object], str, str]] = []

@@ -54,7 +54,7 @@ SINGLE_DISPATCH: Final = functools.singledispatch(lambda value: value).__code__ 
 """Of the function that ``functools.singledispatch`` makes: around it are weak references, which it can do without."""
 
 
-class Refused(TypeError):
+class ReductionRefused(TypeError):
     """A rule says that this object cannot travel; the text says what it is."""
 
 
@@ -63,7 +63,7 @@ ARROW_PADDING_BYTES: Final = 4096
 """What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
 
 
-class Rules:
+class EncodingRules:
     """The rules of one encoding, with what it has to remember."""
 
     remembers: ClassVar[bool] = False
@@ -95,26 +95,26 @@ class Rules:
         """By the ids of code and globals: a function without parts of its own, and how it was taken apart."""
         self._storages: dict[int, Any] = {}
         self._blocks: set[int] = set()
-        self.figures: dict[int, figures.Unit] = {}
+        self.figures: dict[int, figures.FigurePickle] = {}
         """Figures that were pickled, by id; ``anew`` hands them on, for encodings of the same values."""
-        self.units: list[figures.Unit] = []
+        self.units: list[figures.FigurePickle] = []
         """Those of this encoding, in its order."""
         self._helper: Any = None
         self.chain: list[tuple[Any, Any]] | None = None
         """Objects whose attributes are still to be taken apart; None: each is, before what stands behind it."""
         self._flat: dict[type, bool] = {}
 
-    def anew(self, compact: frozenset[int] = frozenset()) -> Rules:
+    def anew(self, compact: frozenset[int] = frozenset()) -> EncodingRules:
         """The same rules for another encoding."""
         found = type(self)(gpu=self.gpu, compact=compact)
         found.figures, found.of_kinds = self.figures, self.of_kinds
         return found
 
-    def part(self) -> Rules:
+    def part(self) -> EncodingRules:
         """The same for one of several encodings, each of which may be used again without being run."""
         return self.anew()
 
-    def note(self, part: Rules) -> None:
+    def note(self, part: EncodingRules) -> None:
         """What was encoded by those is one of these values."""
 
     @property
@@ -388,7 +388,7 @@ class Rules:
 
     def _memoryview(self, value: memoryview) -> Any:
         if not value.contiguous or not value.c_contiguous or value.format is None:
-            raise Refused("a memoryview with gaps")
+            raise ReductionRefused("a memoryview with gaps")
         owner = value.obj
         if id(owner) in self.owned and value.nbytes:
             at = address_of(value) - address_of(memoryview(owner))
@@ -456,7 +456,7 @@ class Rules:
     def _ufunc(self, value: Any) -> Any:
         if getattr(sys.modules["numpy"], value.__name__, None) is value:
             return NotImplemented
-        raise Refused("a numpy.ufunc of one's own")
+        raise ReductionRefused("a numpy.ufunc of one's own")
 
     def _span(self, value: Any) -> tuple[memoryview, int]:
         """All memory between an array's first and last byte, and where in it the array's own first element lies."""
@@ -532,9 +532,9 @@ class Rules:
         device = str(value.device)
         if value.device.type != "cpu":
             if self.gpu == "refuse":
-                raise Refused(f"memory on {device}")
+                raise ReductionRefused(f"memory on {device}")
             if devices_are_away():
-                raise Refused(f"memory on {device}, which was taken before it could be read")
+                raise ReductionRefused(f"memory on {device}, which was taken before it could be read")
             value = value.cpu()
             self.keep.append(value)
         length = value.nbytes()
@@ -566,7 +566,7 @@ class Rules:
             return call, arguments, (state, left), None, None, rebuild.set_image
         file = value.filename
         if not isinstance(file, str | os.PathLike) or not os.path.isfile(file):
-            raise Refused(f"an image of {frames} frames that is in no file")
+            raise ReductionRefused(f"an image of {frames} frames that is in no file")
         return rebuild.image_frame, (os.path.abspath(file), value.tell()), state, None, None, rebuild.set_frame
 
     def _hook_handle(self, value: Any) -> Any:
@@ -596,7 +596,7 @@ class Rules:
         except (MemoryError, RecursionError):
             raise
         except Exception as error:
-            raise Refused(f"a figure that cannot be pickled ({error})") from error
+            raise ReductionRefused(f"a figure that cannot be pickled ({error})") from error
         if value is figure:
             if unit not in self.units:
                 self.units.append(unit)

@@ -18,7 +18,7 @@ import pytest
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError, Unauthorized
-from sublet.lease.token import Operation, TokenClaims
+from sublet.lease.token import TokenClaims, TokenOperation
 from sublet.node.agent import data_door
 from sublet.node.agent.data_door import Door, Visitor
 from sublet.values import Epoch, LeaseId, TenantId
@@ -41,7 +41,7 @@ class Rights:
             tenant=TenantId("ana"),
             lease=LeaseId("l"),
             epoch=Epoch(1, 2),
-            operations=frozenset({Operation.RUN}),
+            operations=frozenset({TokenOperation.RUN}),
             expires=1 << 40,
             key_id="k",
             office="o",

@@ -12,7 +12,7 @@ from biscuit_auth import Authorizer, Biscuit, BlockBuilder, KeyPair, PublicKey
 
 from sublet.errors import InvalidRequest, LeaseNotActive, Unauthorized
 from sublet.lease.states import LeaseStatus
-from sublet.lease.token import Operation, TokenClaims
+from sublet.lease.token import TokenClaims, TokenOperation
 from sublet.node.agent import tokens
 from sublet.node.agent.tokens import TOKEN_LENGTH_MAX, narrow, verify
 from sublet.office.api.signing import CHECKPOINT_FILE, KEY_FILE, Signer
@@ -62,7 +62,7 @@ def test_a_token_says_what_the_lease_is() -> None:
     token, expires_ns = SIGNER.mint(lease(), Now(5, NOW_S * NS_PER_S))
     claims = check(token)
     assert (claims.tenant, claims.lease, claims.epoch, claims.office) == ("ann", "l-1", Epoch(1, 42), "office-1")
-    assert claims.operations == frozenset(Operation)
+    assert claims.operations == frozenset(TokenOperation)
     assert claims.key_id == SIGNER.key_id
     assert claims.expires == NOW_S + 360 == expires_ns // NS_PER_S
 
@@ -79,7 +79,7 @@ def test_no_changed_byte_is_accepted() -> None:
     rng = random.Random(SEED)
     alphabet = string.ascii_letters + string.digits + "-_=+/ "
     tried = 0
-    for token in (minted(), narrow(minted(), SIGNER.public_keys, operations=[Operation.READ], expires=NOW_S + 60)):
+    for token in (minted(), narrow(minted(), SIGNER.public_keys, operations=[TokenOperation.READ], expires=NOW_S + 60)):
         check(token)
         for at in range(len(token)):
             for kind in range(8):
@@ -120,15 +120,17 @@ def test_a_token_without_appended_blocks_is_judged_once(monkeypatch: pytest.Monk
     judged: list[object] = []
     really = tokens._judged
 
-    def counted(biscuit: Biscuit, now_s: int, operation: Operation | None) -> Authorizer:
+    def counted(biscuit: Biscuit, now_s: int, operation: TokenOperation | None) -> Authorizer:
         judged.append(operation)
         return really(biscuit, now_s, operation)
 
     monkeypatch.setattr(tokens, "_judged", counted)
-    assert check(minted()).operations == frozenset(Operation)
+    assert check(minted()).operations == frozenset(TokenOperation)
     assert len(judged) == 1
-    assert check(narrow(minted(), SIGNER.public_keys, operations=[Operation.READ])).operations == {Operation.READ}
-    assert len(judged) == 2 + len(Operation)
+    assert check(narrow(minted(), SIGNER.public_keys, operations=[TokenOperation.READ])).operations == {
+        TokenOperation.READ
+    }
+    assert len(judged) == 2 + len(TokenOperation)
 
 
 def test_another_offices_key_signs_nothing_here() -> None:
@@ -144,24 +146,26 @@ def test_another_offices_key_signs_nothing_here() -> None:
 def test_replayed_for_another_lease_or_epoch_it_allows_nothing() -> None:
     """The signature is good; what it says is about something else."""
     claims = check(minted())
-    assert claims.allows(Operation.RUN, LeaseId("l-1"), Epoch(1, 42), NOW_S)
-    assert not claims.allows(Operation.RUN, LeaseId("l-2"), Epoch(1, 42), NOW_S)
-    assert not claims.allows(Operation.RUN, LeaseId("l-1"), Epoch(1, 43), NOW_S)
-    assert not claims.allows(Operation.RUN, LeaseId("l-1"), Epoch(2, 42), NOW_S)
+    assert claims.allows(TokenOperation.RUN, LeaseId("l-1"), Epoch(1, 42), NOW_S)
+    assert not claims.allows(TokenOperation.RUN, LeaseId("l-2"), Epoch(1, 42), NOW_S)
+    assert not claims.allows(TokenOperation.RUN, LeaseId("l-1"), Epoch(1, 43), NOW_S)
+    assert not claims.allows(TokenOperation.RUN, LeaseId("l-1"), Epoch(2, 42), NOW_S)
 
 
 def test_narrowing_takes_away_and_never_gives() -> None:
     """Fewer operations and an earlier expiry hold; asking for more afterwards leaves what there was."""
-    read = narrow(minted(), SIGNER.public_keys, operations=[Operation.READ, Operation.LOGS], expires=NOW_S + 60)
+    read = narrow(
+        minted(), SIGNER.public_keys, operations=[TokenOperation.READ, TokenOperation.LOGS], expires=NOW_S + 60
+    )
     claims = check(read)
-    assert claims.operations == {Operation.READ, Operation.LOGS}
+    assert claims.operations == {TokenOperation.READ, TokenOperation.LOGS}
     assert claims.expires == NOW_S + 60
-    wider = narrow(read, SIGNER.public_keys, operations=list(Operation), expires=NOW_S + 10_000)
+    wider = narrow(read, SIGNER.public_keys, operations=list(TokenOperation), expires=NOW_S + 10_000)
     assert check(wider) == claims
     with pytest.raises(Unauthorized):
         check(wider, NOW_S + 60)
     with pytest.raises(Unauthorized):
-        check(narrow(read, SIGNER.public_keys, operations=[Operation.WRITE]))
+        check(narrow(read, SIGNER.public_keys, operations=[TokenOperation.WRITE]))
 
 
 def test_an_appended_block_cannot_add_facts() -> None:
@@ -182,7 +186,7 @@ def test_an_appended_block_cannot_cost_much() -> None:
 def test_narrowing_what_is_not_ours_is_an_error() -> None:
     """And so is a token that would allow nothing."""
     with pytest.raises(InvalidRequest):
-        narrow("garbage", SIGNER.public_keys, operations=[Operation.RUN])
+        narrow("garbage", SIGNER.public_keys, operations=[TokenOperation.RUN])
     with pytest.raises(InvalidRequest):
         narrow(minted(), SIGNER.public_keys, operations=[])
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sublet.state.checkpoints.object_groups import LARGE_BYTES, LONG, encode_roots
 from sublet.state.transfer.encoded import Head
 from sublet.state.transfer.loading import decode
-from sublet.state.transfer.reducers import Rules
+from sublet.state.transfer.reducers import EncodingRules
 
 
 def again(roots: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_a_number_beside_a_dict_is_as_plain_as_either() -> None:
     assert decode(group.encoded.head, group.encoded.views) == {"a": {"k": 1}, "b": 2, "c": "text"}
 
 
-class _Remembering(Rules):
+class _Remembering(EncodingRules):
     remembers = True
 
 
@@ -272,13 +272,13 @@ def test_a_long_text_in_a_list_a_thousand_times_is_written_once() -> None:
 def test_the_rule_of_a_type_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In all bundles of values that are encoded together."""
     looked: list[type] = []
-    rule_for = Rules._rule_for
+    rule_for = EncodingRules._rule_for
 
-    def noted(self: Rules, kind: type) -> Any:
+    def noted(self: EncodingRules, kind: type) -> Any:
         looked.append(kind)
         return rule_for(self, kind)
 
-    monkeypatch.setattr(Rules, "_rule_for", noted)
+    monkeypatch.setattr(EncodingRules, "_rule_for", noted)
     roots = {f"v{n}": [fractions.Fraction(n, 7), np.arange(n + 1), (lambda m: lambda: m)(n)] for n in range(500)}
     assert len(encode_roots(roots)) > 3
     assert len(looked) == len(set(looked))

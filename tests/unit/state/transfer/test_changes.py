@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.state.transfer.changes import CHUNK_BYTES, TRACKED_MIN, ChangeFinder, chunk_count, chunk_hash
-from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import HUGE, PAGE, address_of, fresh_memory
 from sublet.state.transfer.pages import Pages, process_pages
 
@@ -43,9 +43,9 @@ def never() -> Pages:
     return pages
 
 
-def buffer_of(data: Any) -> Buffer:
+def buffer_of(data: Any) -> EncodedBuffer:
     view = memoryview(data).cast("B")
-    return Buffer(view=view, address=address_of(view), kind=BufferKind.OTHER, writable=True)
+    return EncodedBuffer(view=view, address=address_of(view), kind=BufferKind.OTHER, writable=True)
 
 
 class Dumb:

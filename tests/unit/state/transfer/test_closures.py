@@ -10,7 +10,7 @@ import pytest
 from sublet.state.transfer import codec
 from sublet.state.transfer.codec import encode
 from sublet.state.transfer.loading import decode
-from sublet.state.transfer.reducers import Rules
+from sublet.state.transfer.reducers import EncodingRules
 
 SOURCE = """
 import os, os.path, sys
@@ -102,6 +102,6 @@ def test_each_costs_a_few_bytes(main: dict[str, Any]) -> None:
 
 
 def test_the_rules_of_another_encoding_know_nothing_of_this_one(main: dict[str, Any]) -> None:
-    rules = Rules()
+    rules = EncodingRules()
     codec.Encoding(rules).dump(main["made"](1))
     assert not rules.anew()._alike

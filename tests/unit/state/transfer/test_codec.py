@@ -27,7 +27,7 @@ from sublet.errors import InvalidRequest, Unsupported
 from sublet.state.transfer.codec import SMALL_BYTES, SPLICE_BYTES, encode
 from sublet.state.transfer.encoded import BufferKind, Encoded, Head
 from sublet.state.transfer.loading import decode
-from sublet.state.transfer.reducers import Refused, Rules
+from sublet.state.transfer.reducers import EncodingRules, ReductionRefused
 from sublet.values import Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter
 
@@ -328,8 +328,8 @@ def test_memory_of_a_device_that_was_taken_is_refused_and_not_waited_for(
     view = PageView(lease=LeaseId("p"), epoch=Epoch(1, 2), deadline_ns=1 << 60, now_ns=0, state=state)
     with PageWriter.create(str(tmp_path / "page"), view):
         monkeypatch.setenv("SUBLET_PAGE", str(tmp_path / "page"))
-        with pytest.raises(Refused, match="which was taken before it could be read"):
-            Rules()._storage(OnACard())
+        with pytest.raises(ReductionRefused, match="which was taken before it could be read"):
+            EncodingRules()._storage(OnACard())
 
 
 # ---- functions and classes ----

@@ -24,7 +24,7 @@ from sublet.state.transfer.changes import (
     seeded_fingerprint,
     this_process,
 )
-from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import Copies, address_of, fresh_memory
 from sublet.state.transfer.pages import Pages, process_pages
 
@@ -48,9 +48,9 @@ def array() -> np.ndarray[Any, Any]:
     return np.frombuffer(fresh_memory(LENGTH), dtype="u1")
 
 
-def buffer_of(data: Any) -> Buffer:
+def buffer_of(data: Any) -> EncodedBuffer:
     view = memoryview(data).cast("B")
-    return Buffer(view=view, address=address_of(view), kind=BufferKind.OTHER, writable=True)
+    return EncodedBuffer(view=view, address=address_of(view), kind=BufferKind.OTHER, writable=True)
 
 
 @pytest.fixture

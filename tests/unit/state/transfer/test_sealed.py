@@ -10,7 +10,7 @@ import pytest
 
 from sublet.state.transfer import changes, sealed
 from sublet.state.transfer.changes import CHUNK_BYTES, HASH_BYTES, ChangeFinder, chunk_hash
-from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import PAGE, address_of
 from sublet.wire.sealed_memory import map_shared, sealed_maps, write_shared
 
@@ -25,8 +25,8 @@ def came(content: bytes) -> memoryview:
         os.close(fd)
 
 
-def buffer(view: memoryview) -> Buffer:
-    return Buffer(view=view, address=address_of(view), kind=BufferKind.OTHER, writable=True)
+def buffer(view: memoryview) -> EncodedBuffer:
+    return EncodedBuffer(view=view, address=address_of(view), kind=BufferKind.OTHER, writable=True)
 
 
 def hashes(content: bytes) -> bytes:
