@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sublet.errors import Unpicklable
 from sublet.notebook.in_place import merge
 from tests.examples import examples
 
@@ -116,6 +117,69 @@ KEPT_APART: list[tuple[Any, Any]] = [
 )
 def test_where_it_cannot_the_new_one_takes_its_place(old: Any, new: Any) -> None:
     assert merged(old, new) is new
+
+
+class Small:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+class Large(Small):
+    pass
+
+
+class Closing(Small):
+    closed = 0
+
+    def __del__(self) -> None:
+        Closing.closed += 1
+
+
+class Slotted:
+    __slots__ = ("__dict__", "n")
+
+
+def test_an_object_whose_class_was_changed_stays_itself() -> None:
+    old = Small(1)
+    assert merge({"it": (new := Large(2))}, {id(new): old})[0]["it"] is old
+    assert (type(old), old.n) == (Large, 2)
+
+
+@pytest.mark.parametrize("kind", [Slotted, Closing, Point, list])
+def test_a_class_that_the_original_cannot_have_or_that_runs_code_at_its_end_is_that_of_the_copy(kind: type) -> None:
+    old, closed = Small(1), Closing.closed
+    new = kind.__new__(kind)
+    got = merge({"it": new}, {id(new): old})[0]["it"]
+    if kind is Point:  # laid out alike
+        assert got is old
+        assert type(old) is Point
+    else:
+        assert got is new
+        assert (type(old), old.n) == (Small, 1)
+    assert Closing.closed == closed
+
+
+def test_what_fails_later_gives_an_object_its_class_back() -> None:
+    old, failing = Small(1), {Careful(1): 1}
+    new, came = Large(2), {Careful(1): 2, Failing(): 3}
+    with pytest.raises(Unpicklable):
+        merge({"it": new, "keys": came}, {id(new): old, id(came): failing})
+    assert (type(old), old.n, failing) == (Small, 1, {Careful(1): 1})
+
+
+class Failing:
+    """As a key of a dict that is written anew: it can be hashed once, when the dict is made."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        self.hashed += 1
+        if self.hashed > 1:
+            raise ValueError("hashed again")
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 def test_what_is_held_elsewhere_sees_the_change() -> None:

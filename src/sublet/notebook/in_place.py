@@ -24,10 +24,19 @@ from sublet.notebook.memories import (
     view_of,
     windows_of,
 )
-from sublet.notebook.operations import FigureContents, Operation, apply
+from sublet.notebook.operations import FigureContents, Operation, Part, apply
 from sublet.notebook.parcels import LOST, Came
 from sublet.notebook.untouchable import Untouchable
-from sublet.notebook.updater_choice import can_change, can_take_over, can_wait, is_as_it_was, ordinary_way, updater_for
+from sublet.notebook.updater_choice import (
+    CLASS,
+    can_become,
+    can_change,
+    can_take_over,
+    can_wait,
+    is_as_it_was,
+    ordinary_way,
+    updater_for,
+)
 from sublet.notebook.updaters import ATOMS, Way
 from sublet.state.transfer.figures import Assembly
 
@@ -171,8 +180,10 @@ class _Plan:
         if old is not None and id(old) in self._settled:
             self.chosen[key] = old
             return old
-        is_taken = old is None or type(old) is not type(new) or id(old) in self._taken or key in self._refused
+        is_taken = old is None or id(old) in self._taken or key in self._refused or not can_become(old, type(new))
         target = new if is_taken else old
+        if type(target) is not type(new):
+            self.write(Part(target, CLASS, type(new)), is_fresh=False)
         self.chosen[key] = target
         self._taken.add(id(target))
         self._waiting.append((way, target, new))

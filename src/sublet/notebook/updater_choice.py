@@ -30,6 +30,8 @@ APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "col
 POINTER: Final = struct.calcsize("P")
 MANAGED_DICT, MANAGED_WEAKREFS = 1 << 4, 1 << 3
 """Flags of classes whose instances have these before the object, not in it (``Py_TPFLAGS_...``)."""
+CLASS: Final[Any] = vars(object)["__class__"]
+"""The descriptor through which an object has its class."""
 
 
 def updater_for(new: Any) -> Way | None:
@@ -77,6 +79,21 @@ def ordinary_way(kind: type) -> Way | None:
     if core is object and _by_state(kind) is None and kind.__module__ not in APART and updaters.has_attributes(kind):
         return functools.partial(updaters.into_attributes, slots=updaters.slots_of(kind))
     return None
+
+
+def can_become(old: Any, kind: type) -> bool:
+    """Whether an object of attributes only can be given the class of its copy, whose class was changed: ``o.__class__ =
+    Other``, as PyTorch's lazy layers do."""
+    if type(old) is kind:
+        return True
+    for one in (type(old), kind):
+        if ordinary_way(one) is None or updaters.slots_of(one) or hasattr(one, "__del__"):
+            return False
+    try:
+        CLASS.__set__(object.__new__(type(old)), kind)
+    except TypeError:  # their instances are laid out differently
+        return False
+    return True
 
 
 def can_wait(new: Any) -> bool:

@@ -307,6 +307,13 @@ CLASSES: list[Kind] = [
         "x.v.append(2); x.w = 3",
         "x.v == [1, 2] and x.w == 3",
     ),
+    travels(
+        "an object that is given another class",
+        "class A:\n    v = 1\nclass B(A):\n    v = 2\nx = A(); x.n = [1]; y = [x]",
+        "y[0] is x and x.v in (1, 2)",
+        "x.__class__ = B; x.m = 5",
+        "y[0] is x and type(x) is B and x.v == 2 and (x.m, x.n) == (5, [1])",
+    ),
     travels("a nested class", "class O:\n    class I:\n        v = 1\nx = O.I()", "x.v == 1 and type(x) is O.I"),
     travels(
         "a class made by a function",

@@ -345,6 +345,13 @@ TENSORS: list[Kind] = [
         "y.state[x.a.weight]['step'] == 1",
     ),
     travels(
+        "a lazy layer of PyTorch",
+        TORCH + "torch.manual_seed(1); x = torch.nn.LazyLinear(2); y = torch.nn.Sequential(x)",
+        "y[0] is x",
+        "z = y(torch.ones(1, 3)).tolist()",
+        "y[0] is x and type(x) is torch.nn.Linear and x.weight.shape == (2, 3) and y(torch.ones(1, 3)).tolist() == z",
+    ),
+    travels(
         "an optimizer with a hook and a scheduler",
         TORCH + "y = torch.nn.Linear(1, 1); x = torch.optim.SGD(y.parameters(), lr=0.1); seen = []\n"
         "z = torch.optim.lr_scheduler.StepLR(x, 1); x.register_step_post_hook(lambda *given: seen.append(1))",
