@@ -146,7 +146,7 @@ def test_an_object_whose_class_was_changed_stays_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", [Slotted, Closing, Point, list])
-def test_a_class_that_the_original_cannot_have_or_that_runs_code_at_its_end_is_that_of_the_copy(kind: type) -> None:
+def test_a_class_that_the_original_cannot_have_or_that_runs_code_at_its_end_is_that_of_the_copy(kind: Any) -> None:
     old, closed = Small(1), Closing.closed
     new = kind.__new__(kind)
     got = merge({"it": new}, {id(new): old})[0]["it"]
