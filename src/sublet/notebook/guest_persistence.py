@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 from sublet.errors import CheckpointFailed, NotFound, SubletError
 from sublet.notebook.checkpoint import GENERATORS, NOTICE, WITHIN, About, Key, NotebookCheckpoint, Part, Saved, key_of
+from sublet.notebook.counting import TOO_MANY
 from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.home import HomeRules
 from sublet.notebook.in_place import can_change
@@ -189,7 +190,9 @@ def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> Non
             before = was.get(name)
             is_same = before is not None and before() is space.names[name]
             made = _state.held[name].made if is_same and name in _state.held else _state.cell
-            _note(space, name, probe(name, space.names[name], is_bounded=True), why, made)
+            was_counted = stays.get(name) == TOO_MANY  # a moment ago
+            one = Probe(refused=why) if was_counted else probe(name, space.names[name], is_bounded=True)
+            _note(space, name, one, why, made)
 
 
 def hold(stays: Mapping[str, str]) -> None:

@@ -144,10 +144,9 @@ class Identities:
         crossing.names.discard(name)
         if crossing.names:
             return
-        for tag in crossing.tags:
-            self._uses[tag] -= 1
-            if not self._uses[tag]:
-                del self._uses[tag]
+        self._uses.subtract(crossing.tags)
+        for tag in [tag for tag in crossing.tags if not self._uses[tag]]:
+            if self._uses.pop(tag, None) is not None:  # `del` of a counter is Python's, and five times slower
                 self._drop_object(tag)
 
     def _drop_object(self, tag: Tag) -> None:
