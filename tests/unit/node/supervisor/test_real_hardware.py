@@ -51,6 +51,29 @@ class Desk:
         return self.cleaning.look(CARD, LEASE, EPOCH, neighbours=neighbours, now_ns=100)
 
 
+IN_A_SUPERVISOR = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from types import SimpleNamespace
+from sublet.node.supervisor import real_hardware
+cleaning = real_hardware.CardCleaning(SimpleNamespace(run=lambda work, told: None))
+before = set(sys.modules)
+cleaning.lent("GPU-0", 1)
+known = set(sys.modules)
+real_hardware.has_packages()
+from sublet.node.agent import clean_card
+print([name for name in set(sys.modules) - known if name.startswith(("sublet", "ctypes", "shutil", "subprocess"))])
+print(real_hardware.NEEDED in known, real_hardware.PROGRAM in before)
+"""
+
+
+def test_a_supervisor_loads_what_its_errands_need_when_a_card_is_lent_and_nothing_that_is_installed() -> None:
+    """A third of the time of each errand went into that; and a supervisor without cards has no use for it."""
+    argv = [sys.executable, "-I", "-S", "-c", IN_A_SUPERVISOR, package_folder()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["[]", "False False"]
+
+
 def test_it_is_clean_when_the_program_said_so_and_not_before() -> None:
     desk = Desk()
     assert isinstance(desk.look(), NotYet)
