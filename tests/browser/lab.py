@@ -18,7 +18,7 @@ from typing import Any
 import nbformat
 
 import sublet
-from tests.light_jupyter import without_address_parsers
+from tests.light_jupyter import light_environment
 from tests.traces import plain_env
 
 __all__ = ["PROGRAMS", "Page", "browser", "cells_in", "keep_quiet", "lab", "notebook", "opened"]
@@ -71,7 +71,7 @@ def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iter
     env = plain_env()
     env |= {f"JUPYTER_{name.upper()}_DIR": str(places / name) for name in ("config", "data", "runtime")}
     env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(places / "ipython"), "JUPYTER_PATH": path}
-    env |= without_address_parsers(places / "python")
+    env |= light_environment(places / "python")
     with open(opened.parent / ".lab.log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sublet", "lab", "--no-browser", str(opened)],
@@ -164,7 +164,7 @@ class Page:
         self.wait_idle()  # a cell that is run before asks which kernel is meant
 
     def wait_idle(self) -> None:
-        self.page.get_by_text("| Idle").first.wait_for()
+        self.page.locator("#jp-bottom-panel", has_text="| Idle").wait_for()
 
     def open(self, name: str) -> None:
         """Another notebook of the folder, in a tab of its own."""

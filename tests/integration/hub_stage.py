@@ -30,7 +30,7 @@ from websocket import create_connection
 from sublet.node.prctl import set_pdeathsig
 from tests.integration.office_stage import OfficeStage, office_stage
 from tests.integration.studio_stage import PATIENCE_S, StudioStage, studio_stage
-from tests.light_jupyter import python_module
+from tests.light_jupyter import light_environment, python_module
 from tests.security.other_users import enterable, places
 from tests.traces import until
 
@@ -63,7 +63,7 @@ c.JupyterHub.load_roles = [
     }}
 ]
 c.Spawner.cmd = {server!r}
-c.Spawner.environment = {{"JUPYTERHUB_ACTIVITY_INTERVAL": "86400", "PYTHONPATH": "{source}"}}
+c.Spawner.environment = {{"JUPYTERHUB_ACTIVITY_INTERVAL": "86400", **{light!r}}}
 c.JupyterHub.last_activity_interval = 86400    # what is reported meanwhile is the studio's
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 
@@ -162,7 +162,7 @@ class HubStage:
                 stderr=said,
                 preexec_fn=partial(set_pdeathsig, signal.SIGTERM, os.getpid()),  # noqa: PLW1509 - it ends with us
             )
-        until("the hub", self._answers, PATIENCE_S)
+        until_hub_says("the hub", self._answers)
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -362,7 +362,7 @@ def hub_stage(
                 groups={name: {"users": users} for name, users in groups.items()},
                 server=python_module("jupyterhub.singleuser"),
                 admin=admin,
-                source=ROOT / "src",
+                light=light_environment(place / "light", str(ROOT / "src")),
                 token_file=token_file,
                 studio=studio.address,
                 office=office_url,

@@ -26,6 +26,7 @@ import pytest
 from sublet.client.home import runtime_dir
 from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE
 from tests.integration.test_docs import FENCED
+from tests.light_jupyter import light_environment
 from tests.security.other_users import ROOT, User, closed_folder
 from tests.traces import end_office, plain_env, until
 
@@ -60,7 +61,9 @@ class Afternoon:
             COLD_VARIABLE: "torch,warp",
             TENANT_WARM_VARIABLE: "no",
         }
-        self.student = User(2001, folder / "ana", "", env={COLD_VARIABLE: "torch,warp", TENANT_WARM_VARIABLE: "no"})
+        light = light_environment(folder / "light", str(ROOT), str(ROOT / "src"))
+        cold = {COLD_VARIABLE: "torch,warp", TENANT_WARM_VARIABLE: "no"}
+        self.student = User(2001, folder / "ana", "", env=cold | light)
 
     def here(self, text: str) -> str:
         """With the places of this machine."""

@@ -21,14 +21,14 @@ from sublet.cli import main
 from sublet.cli.lab import EXAMPLE, place
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
-from tests.light_jupyter import without_address_parsers
+from tests.light_jupyter import light_environment
 from tests.traces import plain_env, until
 
 
 def env_of(folder: Path) -> dict[str, str]:
     env = plain_env()
     env |= {f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "data", "runtime")}
-    env |= without_address_parsers(folder / "python")
+    env |= light_environment(folder / "python")
     return env | {"SUBLET_HOME": str(folder / "home"), "PYTHONUNBUFFERED": "1"}
 
 
