@@ -55,7 +55,7 @@ def place_of(folder: Path) -> VolumeAccess:
 
 
 def done(work: Callable[[], object]) -> None:
-    """As an errand answers; what it refuses is raised here."""
+    """As a forked job answers; what it refuses is raised here."""
     answer = loads(VolumeReply, run_and_encode(work).encode("utf-8", "surrogateescape"))
     if isinstance(answer, Refusal):
         raise error_of(answer)

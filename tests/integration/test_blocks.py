@@ -399,7 +399,7 @@ def test_memory_that_somebody_else_has_is_not_free(kind: str, flags: int, reques
     until("no trace", lambda: traces(found) == [])
 
 
-def test_a_segment_with_much_in_it_is_freed_by_an_errand(bare_stage: SupervisorStage) -> None:
+def test_a_segment_with_much_in_it_is_freed_by_a_forked_job(bare_stage: SupervisorStage) -> None:
     size = part(Kind.MEMORY, 96 * MIB)
     grant(bare_stage, A, E5, size)
     assert python(bare_stage, A, E5, GROW)()["more"] == "EPERM"

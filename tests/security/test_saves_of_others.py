@@ -12,13 +12,13 @@ from typing import Final
 
 import sublet
 from sublet.client.home import runtime_dir
-from sublet.node.forked_jobs import ERRANDS_MAX
+from sublet.node.forked_jobs import FORKED_JOBS_MAX
 from sublet.node.processes.procs import Procs
 from sublet.node.storage.stores_work import NOTE
 from tests.security.conftest import Place
 from tests.traces import supervisor_of, until
 
-VOLUMES: Final = ERRANDS_MAX // 2 + 1
+VOLUMES: Final = FORKED_JOBS_MAX // 2 + 1
 """One more than what of one tenant is at work at a time."""
 SAVES: Final = 6
 QUIET_S: Final = 1.0
@@ -58,7 +58,7 @@ def slow(place: Place, lease: sublet.Lease) -> Iterator[None]:
         os.close(fd)
 
 
-def errands_of(supervisor: int) -> set[int]:
+def forked_jobs_of(supervisor: int) -> set[int]:
     """What the supervisor has done by copies of itself."""
     procs = Procs()
     found, own = set(), procs.text(supervisor, "cmdline")
@@ -74,10 +74,10 @@ def never_done(supervisor: int) -> Iterator[None]:
     """All that is at work now, and all that follows it, stands still: so nothing here depends on how long it takes."""
     held: set[int] = set()
     try:
-        until("a flood", lambda: len(errands_of(supervisor)) >= ERRANDS_MAX // 2)
+        until("a flood", lambda: len(forked_jobs_of(supervisor)) >= FORKED_JOBS_MAX // 2)
         since_s = time.monotonic()
         while time.monotonic() < since_s + QUIET_S:
-            for pid in errands_of(supervisor) - held:
+            for pid in forked_jobs_of(supervisor) - held:
                 held.add(pid)
                 since_s = time.monotonic()
                 with contextlib.suppress(ProcessLookupError):
@@ -105,4 +105,4 @@ def test_a_save_is_done_beside_a_flood_of_another_tenants_that_is_never_done(pla
         for number in range(SAVES):
             state.value["number"] = number
             state.checkpoint()
-        assert len(errands_of(supervisor)) >= ERRANDS_MAX // 2, "the flood is at work still"
+        assert len(forked_jobs_of(supervisor)) >= FORKED_JOBS_MAX // 2, "the flood is at work still"

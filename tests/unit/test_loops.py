@@ -85,6 +85,7 @@ LOOPS: Final = {
 
 ONCE: Final = {
     "acquire": "one call; what it raises belongs to its future",
+    "background_request": "one request of the keeper; the plan of each lease has its next attempt",
     "burst_aio": "reads one map for asyncio; what it raises is raised where the map is awaited",
     "burst_end": "gives the leases of one executor back; the end of the program does it otherwise",
     "burst_function": "takes one function apart ahead of time; what it raises is raised where a worker needs it",
@@ -94,7 +95,6 @@ ONCE: Final = {
     "control_connections": "one connection; it is closed",
     "demo_request": "one request; what it raises belongs to its future",
     "durable_timer": "one save; what it raises is raised at the next touch",
-    "errand": "one request of the keeper; the plan of each lease has its next attempt",
     "import": "imports ahead of a cell; who needs the module imports it",
     "interrupt": "wakes one cell that is to be interrupted; the next Ctrl-C does it again",
     "supervisor_turns": "one question to the supervisor, asked until it answers; the next second brings the next one",
@@ -408,7 +408,7 @@ def test_a_replica_is_asked_after_a_failure(monkeypatch: pytest.MonkeyPatch, err
     monkeypatch.setattr(worker, "_carry_out", failing)
 
     def asked() -> object:  # again and again: those of a batch that failed are gone
-        worker._errands.put(_an_errand())
+        worker._requests.put(_a_replica_request())
         return turns
 
     until(asked)
@@ -416,10 +416,10 @@ def test_a_replica_is_asked_after_a_failure(monkeypatch: pytest.MonkeyPatch, err
     worker.close(20)
 
 
-def _an_errand() -> Any:
-    from sublet.state.replicated.worker import Errand
+def _a_replica_request() -> Any:
+    from sublet.state.replicated.worker import ReplicaRequest
 
-    return object.__new__(Errand)
+    return object.__new__(ReplicaRequest)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)

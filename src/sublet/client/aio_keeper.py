@@ -87,7 +87,7 @@ class AioKeeper:
             await run_program(program, self._transport.exchange, self._revive)
             self._wake.set()
 
-        _ = self._kept(start_task("errand", run))
+        _ = self._kept(start_task("background_request", run))
 
     async def _keep(self) -> None:
         try:

@@ -43,7 +43,7 @@ _CONNECT_S: Final = 2.0
 _FOR_EVER_NS: Final = 1 << 62
 
 
-class _Errand:
+class _BackgroundRequest:
     """A program under way."""
 
     __slots__ = ("flight", "program", "raw", "until_ns")
@@ -85,7 +85,7 @@ class RenewalThread:
         self._wake_out.setblocking(False)
         self._asleep_until_ns = 0
         """Changed under the lock, together with the look at the book that it comes from."""
-        self._errands: list[_Errand] = []
+        self._requests: list[_BackgroundRequest] = []
         self._news: Flight | None = None
         self._events = EventReader()
         self._behind = False
@@ -170,9 +170,9 @@ class RenewalThread:
                 time.sleep(self._guard.failed(error, "leases go on being renewed"))
             else:
                 self._guard.passed()
-        for errand in self._errands:
-            if errand.flight is not None:
-                errand.flight.close()
+        for request in self._requests:
+            if request.flight is not None:
+                request.flight.close()
         self._stop_listening()
         self._close_wake()
         if self._retiring:
@@ -181,7 +181,7 @@ class RenewalThread:
     def _is_done(self) -> bool:
         with self._lock:
             return not (
-                self._book.dropped or self._book.abandoned or self._book.live or self._book.owed or self._errands
+                self._book.dropped or self._book.abandoned or self._book.live or self._book.owed or self._requests
             )
 
     def _close_wake(self) -> None:
@@ -199,51 +199,51 @@ class RenewalThread:
                 begun += self._note([background_requests.renew(self._core, self._book, batch)])
             begun += self._note(background_requests.say_all(self._core, self._book, self._book.words()))
             self._update_stream_state(bool(self._book.live))
-        for errand in begun:
-            self._advance(errand, None)
+        for request in begun:
+            self._advance(request, None)
         if self._listen_now():
             self._listen()
 
-    def _note(self, programs: Sequence[Program[None]]) -> list[_Errand]:
+    def _note(self, programs: Sequence[Program[None]]) -> list[_BackgroundRequest]:
         """At once: nothing else refers to them, and what fails before they have begun must not lose them. They begin in
         the next turn then."""
-        noted = [_Errand(program) for program in programs]
-        self._errands += noted
+        noted = [_BackgroundRequest(program) for program in programs]
+        self._requests += noted
         return noted
 
-    def _advance(self, errand: _Errand, reply: HttpReply | BaseException | None) -> None:
+    def _advance(self, request: _BackgroundRequest, reply: HttpReply | BaseException | None) -> None:
         """Take a program to its next step that takes time."""
         while True:
-            errand.flight = None
+            request.flight = None
             try:
                 with self._lock:
                     if isinstance(reply, BaseException):
-                        step = errand.program.throw(reply)
+                        step = request.program.throw(reply)
                     else:
-                        step = errand.program.send(reply)
+                        step = request.program.send(reply)
             except StopIteration:
-                self._errands.remove(errand)
+                self._requests.remove(request)
                 return
             except BaseException:  # a program that raised is over; the plan of each lease has its next attempt
-                self._errands.remove(errand)
+                self._requests.remove(request)
                 raise
             match step:
                 case Pause(seconds):
-                    errand.until_ns = self._clock.now_ns() + round(seconds * NS_PER_S)
+                    request.until_ns = self._clock.now_ns() + round(seconds * NS_PER_S)
                     return
                 case Revive():
                     self._revive_apart()
                     reply = None
                 case HttpCall():
                     try:
-                        errand.flight = self._transport.launch(replace(step, timeout_s=_CONNECT_S))
+                        request.flight = self._transport.launch(replace(step, timeout_s=_CONNECT_S))
                     except (OSError, MemoryError) as error:
                         reply = _not_sent(error)
                     except Exception as error:  # noqa: BLE001 - the program is told, whatever it is, and ends by a mistake
                         reply = error
                     else:
-                        errand.raw = b""
-                        errand.until_ns = errand.flight.sent_ns + round(step.timeout_s * NS_PER_S)
+                        request.raw = b""
+                        request.until_ns = request.flight.sent_ns + round(step.timeout_s * NS_PER_S)
                         return
 
     def _revive_apart(self) -> None:
@@ -257,15 +257,15 @@ class RenewalThread:
     def _wait(self) -> None:
         poll = select.poll()  # takes no descriptor, as epoll would
         poll.register(self._wake_out, select.POLLIN)
-        for errand in self._errands:
-            if errand.flight is not None:
-                poll.register(errand.flight, select.POLLIN)
+        for request in self._requests:
+            if request.flight is not None:
+                poll.register(request.flight, select.POLLIN)
         news = None if self._news is None else self._news.fileno()
         if news is not None:
             poll.register(news, select.POLLIN)
         timeout_s = self._timeout_s()
         ready = {fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))}
-        arrived = [one for one in self._errands if one.flight is not None and one.flight.fileno() in ready]
+        arrived = [one for one in self._requests if one.flight is not None and one.flight.fileno() in ready]
         if self._wake_out.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 while self._wake_out.recv(4096):
@@ -273,15 +273,15 @@ class RenewalThread:
         if news is not None and news in ready:
             self._read_news()
         now_ns = self._clock.now_ns()
-        for errand in list(self._errands):
-            if errand in arrived:
-                self._read(errand)
-            elif now_ns >= errand.until_ns:
-                self._give_up_waiting(errand)
+        for request in list(self._requests):
+            if request in arrived:
+                self._read(request)
+            elif now_ns >= request.until_ns:
+                self._give_up_waiting(request)
 
     def _timeout_s(self) -> float | None:
         with self._lock:
-            moments = [errand.until_ns for errand in self._errands]
+            moments = [request.until_ns for request in self._requests]
             moments += [ns for ns in (self._book.next_wake_ns(), self._book.next_return_ns()) if ns is not None]
             self._asleep_until_ns = min(moments, default=_FOR_EVER_NS)
             if self._book.next_due_ns() == 0:  # said since what was due was begun
@@ -296,25 +296,25 @@ class RenewalThread:
             return None
         return max(0.0, (min(moments) - self._clock.now_ns()) / NS_PER_S)
 
-    def _read(self, errand: _Errand) -> None:
-        flight = errand.flight
+    def _read(self, request: _BackgroundRequest) -> None:
+        flight = request.flight
         if flight is None:
             return
         try:
-            errand.raw += flight.read()
+            request.raw += flight.read()
         except (Disconnected, MemoryError) as error:
             flight.close()
-            self._advance(errand, error if isinstance(error, Disconnected) else _not_read(error))
+            self._advance(request, error if isinstance(error, Disconnected) else _not_read(error))
             return
         if flight.complete:
-            self._advance(errand, HttpReply(flight.status, errand.raw, flight.sent_ns))
+            self._advance(request, HttpReply(flight.status, request.raw, flight.sent_ns))
 
-    def _give_up_waiting(self, errand: _Errand) -> None:
-        if errand.flight is None:  # a pause is over, or it has not begun
-            self._advance(errand, None)
+    def _give_up_waiting(self, request: _BackgroundRequest) -> None:
+        if request.flight is None:  # a pause is over, or it has not begun
+            self._advance(request, None)
             return
-        errand.flight.close()
-        self._advance(errand, Disconnected("the office did not answer in time"))
+        request.flight.close()
+        self._advance(request, Disconnected("the office did not answer in time"))
 
     # ---- the stream of news
 

@@ -21,9 +21,9 @@ from sublet.node.prctl import ParentGone, set_pdeathsig
 from sublet.node.priority import give_back
 from sublet.node.sandbox.syscalls import close_from
 
-ERRANDS_MAX: Final = 8
+FORKED_JOBS_MAX: Final = 8
 """At a time, of which one tenant has half; the other half is for tenants that have none."""
-ERRAND_S: Final = 300.0
+FORKED_JOB_S: Final = 300.0
 """What takes longer is ended, if it can be, and counts as failed: a disk that hangs."""
 ANSWER_MAX: Final = 60_000
 """Bytes: they fit into the pipe, so that no copy waits until its answer is read."""
@@ -42,7 +42,7 @@ Done = Callable[[str | None], None]
 
 
 @dataclass(slots=True)
-class _Errand:
+class _ForkedJob:
     pid: int
     pidfd: int
     answer: int
@@ -55,17 +55,17 @@ class _Errand:
 class ForkedJobs:
     """The forked jobs of one supervisor, whose ``Reaper`` reaps the copies."""
 
-    def __init__(self, loop: Loop, on_life: Callable[[int, bool], None], *, longest_s: float = ERRAND_S) -> None:
+    def __init__(self, loop: Loop, on_life: Callable[[int, bool], None], *, longest_s: float = FORKED_JOB_S) -> None:
         """``on_life`` is told the pid of each copy that was made, and of each that has ended."""
         self._longest_s = longest_s
         self._loop = loop.guarded(lambda _: self._next())  # whose answer it was has been told, or never will be
         self._on_life = on_life
         self.why_failed = ""
         """Why there is no answer, for the caller that is just being told so: the log may lie on a full disk."""
-        self._slots: FairSlots[object] = FairSlots(ERRANDS_MAX)
+        self._slots: FairSlots[object] = FairSlots(FORKED_JOBS_MAX)
         self._wanted: dict[object, tuple[Work, Done, int]] = {}
         """Those that wait, by key."""
-        self._running: dict[int, _Errand] = {}
+        self._running: dict[int, _ForkedJob] = {}
 
     def run(self, work: Work, done: Done, *, tenant: str = "", by_ns: int = NO_DEADLINE, keep: int = -1) -> object:
         """Have it done, soon. ``tenant``: for whom; empty: for the supervisor itself. ``by_ns``: of one tenant, what is
@@ -83,20 +83,20 @@ class ForkedJobs:
             _, done, _ = self._wanted.pop(key)
             self._loop.soon(lambda: self._fail(done, "it was stopped before its turn"))
             return
-        for errand in self._running.values():
-            if errand.key is key:
-                _stop(errand.pidfd)
+        for job in self._running.values():
+            if job.key is key:
+                _stop(job.pidfd)
 
     def close(self) -> None:
         """End them all; no caller waits for them any more."""
         self._slots.clear()
         self._wanted.clear()
-        for errand in tuple(self._running.values()):
+        for job in tuple(self._running.values()):
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(errand.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(job.pidfd, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(errand.pid, 0)
-            self._forget(errand)
+                os.waitpid(job.pid, 0)
+            self._forget(job)
 
     def _next(self) -> None:
         while (key := self._slots.take()) is not None:
@@ -139,33 +139,33 @@ class ForkedJobs:
                     os.close(fd)
             raise
         timer = self._loop.after(self._longest_s, lambda: self._is_late(pidfd))
-        self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer, key)
+        self._running[pidfd] = _ForkedJob(pid, pidfd, reading, done, timer, key)
 
     def _is_late(self, pidfd: int) -> None:
         self._running[pidfd].is_late = True
         _stop(pidfd)
 
     def _ended(self, pidfd: int) -> None:
-        errand = self._running[pidfd]
+        job = self._running[pidfd]
         said = b""
         with contextlib.suppress(BlockingIOError):  # it has ended, so all is there that will ever be
-            said = os.read(errand.answer, ANSWER_MAX + 1)
-        self._forget(errand)
+            said = os.read(job.answer, ANSWER_MAX + 1)
+        self._forget(job)
         text = said[1:].decode("utf-8", "surrogateescape")
         if said.startswith(ANSWERED):
-            errand.done(text)
+            job.done(text)
         else:
-            self._fail(errand.done, text or ("it took too long" if errand.is_late else "its process was killed"))
+            self._fail(job.done, text or ("it took too long" if job.is_late else "its process was killed"))
         self._next()
 
-    def _forget(self, errand: _Errand) -> None:
-        errand.timer.cancel()
-        del self._running[errand.pidfd]
-        self._slots.over(errand.key)
-        self._loop.forget(errand.pidfd)
-        self._on_life(errand.pid, False)
-        os.close(errand.pidfd)
-        os.close(errand.answer)
+    def _forget(self, job: _ForkedJob) -> None:
+        job.timer.cancel()
+        del self._running[job.pidfd]
+        self._slots.over(job.key)
+        self._loop.forget(job.pidfd)
+        self._on_life(job.pid, False)
+        os.close(job.pidfd)
+        os.close(job.answer)
 
 
 def _stop(pidfd: int) -> None:
@@ -202,6 +202,6 @@ def _be(work: Work, writing: int, parent: int, keep: int) -> NoReturn:
             if can_answer:  # else this number is of a file of the supervisor's
                 os.write(ANSWER_FD, FAILED + why.encode("utf-8", "surrogateescape")[:ANSWER_MAX])
         with contextlib.suppress(OSError):
-            os.write(_STDERR, f"sublet: an errand failed: {error!r}\n".encode())
+            os.write(_STDERR, f"sublet: a forked job failed: {error!r}\n".encode())
     finally:
         os._exit(1)

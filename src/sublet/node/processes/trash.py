@@ -37,7 +37,7 @@ AGAIN_S: Final = 0.1
 AGAIN_MAX_S: Final = 60.0
 """What could not be done is tried again after so long: twice as long each time, up to the second of them."""
 NAMES_AT_ONCE: Final = 2000
-"""Names that are removed in the loop, which blocks it for some 20 ms; an errand removes the rest."""
+"""Names that are removed in the loop, which blocks it for some 20 ms; a forked job removes the rest."""
 HELD_MAX: Final = 256 * MIB
 """Memory of a tenant's ended leases that its programs may keep when it starts a guest under another one."""
 HELD_GROUPS_MAX: Final = 256

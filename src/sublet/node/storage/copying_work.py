@@ -180,7 +180,7 @@ def _staged(place: VolumeAccess, asked: CopyIn, top: int, undo: contextlib.ExitS
 
 @contextlib.contextmanager
 def _made(folder: int, name: str) -> Iterator[int]:
-    """A new file, which its reader may read and which the errand that publishes it finds to be one of ours."""
+    """A new file, which its reader may read and which the forked job that publishes it finds to be one of ours."""
     fd = os.open(name, _NEW, 0o600, dir_fd=folder)
     try:
         yield fd

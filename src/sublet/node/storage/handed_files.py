@@ -2,8 +2,8 @@
 
 Such a holder finds no way into the office's folders and needs none. What it reads are sealed packs and manifests; what
 it writes are files of its own staging, which it fills, lets go of and then asks to publish, as every holder does. Here,
-in an errand, they are opened by descriptors from the volume's folder on, following nothing; the descriptors go through
-a socket to the supervisor, which passes them on beside its answer.
+in a forked job, they are opened by descriptors from the volume's folder on, following nothing; the descriptors go
+through a socket to the supervisor, which passes them on beside its answer.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def open_files(place: VolumeAccess, asked: OpenFiles, epoch: Epoch, handed: int)
 
 
 def take_handed(sock: socket.socket) -> tuple[int, ...]:
-    """What an errand has sent there, once it has ended. They are the caller's to close."""
+    """What a forked job has sent there, once it has ended. They are the caller's to close."""
     room = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
     try:
         _, rights, _, _ = sock.recvmsg(len(_BYTE), room, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)

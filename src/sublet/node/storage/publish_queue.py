@@ -40,7 +40,7 @@ from sublet.node.storage.handed_files import list_volume, open_files, publish_an
 from sublet.node.storage.publish import publish, run_and_encode
 from sublet.node.storage.store import StoredFolder, StoreState
 from sublet.node.storage.stores import Stores
-from sublet.node.storage.stores_work import among_errands
+from sublet.node.storage.stores_work import among_forked_jobs
 from sublet.node.storage.volume_folder import VolumeAccess, collect, lay_out, staging_of
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import loads
@@ -128,7 +128,7 @@ class _Job:
     source: Borrowed | None = None
     """What is copied from."""
     handed: tuple[socket.socket, socket.socket] | None = None
-    """Through which the errand sends what it has opened."""
+    """Through which the forked job sends what it has opened."""
 
     @property
     def stores(self) -> tuple[StoredFolder, ...]:
@@ -307,8 +307,8 @@ class Publishing:
         work, stores = self._work(job), job.stores
         lock = self._stores.lock
 
-        def errand() -> str:
-            with among_errands(lock, after_others=False):
+        def run_among_forked_jobs() -> str:
+            with among_forked_jobs(lock, after_others=False):
                 return run_and_encode(work)
 
         began_ns = self._loop.now_ns()
@@ -319,7 +319,7 @@ class Publishing:
         for store in stores:
             store.at_work += 1
         key = self._forked_jobs.run(
-            errand,
+            run_among_forked_jobs,
             lambda said: self._done(job, said, self._loop.now_ns() - began_ns),
             tenant=job.store.note.tenant,
             by_ns=self._due_ns(job),
@@ -407,7 +407,7 @@ class Publishing:
 
     @staticmethod
     def _handed(job: _Job) -> tuple[int, ...]:
-        """What the errand has opened."""
+        """What the forked job has opened."""
         if job.handed is None:
             return ()
         mine, its = job.handed

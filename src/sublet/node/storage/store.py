@@ -46,7 +46,7 @@ class StoredFolder:
         self.tries = 0
         self.again_ns = 0
         self.is_asked = False
-        """Whether an errand is out for it."""
+        """Whether a forked job is out for it."""
         self.at_work = 0
         """How much is just being published in it, collected, or copied from it: it is not put away meanwhile."""
         self.waiting: list[Callable[[], None]] = []

@@ -33,7 +33,7 @@ from sublet.node.storage.stores_work import (
     REMOVING,
     Made,
     StoreNote,
-    among_errands,
+    among_forked_jobs,
     make_blocks,
     make_memory,
     put_away,
@@ -175,7 +175,7 @@ class Stores:
 
     def _make(self, store: StoredFolder, ids: Ids) -> None:
         if store.note.kind is Kind.MEMORY and (ids is None or os.geteuid() != 0):
-            self._hold_segment(store)  # for a user who can see this process's descriptors: no mount, no errand
+            self._hold_segment(store)  # for a user who can see this process's descriptors: no mount, no forked job
         elif store.note.kind is Kind.BLOCK and why_no_image() and not store.is_named:
             try:
                 store.made = make_blocks(store.folder, store.note, ids)  # a plain folder is made in no time
@@ -187,7 +187,7 @@ class Stores:
             store.is_asked = True
 
             def make() -> str:
-                with among_errands(self.lock, after_others=False):
+                with among_forked_jobs(self.lock, after_others=False):
                     return dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape")
 
             self._forked_jobs.run(
@@ -237,7 +237,7 @@ class Stores:
                 self._put_away(store)
 
     def rested(self, store: StoredFolder) -> None:
-        """No errand is at work in it any more."""
+        """No forked job is at work in it any more."""
         if store.state is StoreState.LEAVING:
             self._put_away(store)
 
@@ -305,14 +305,14 @@ class Stores:
         store.is_asked = True
 
         def away() -> str:
-            with among_errands(self.lock, after_others=store.is_left):
+            with among_forked_jobs(self.lock, after_others=store.is_left):
                 note = None if store.is_left else store.note
                 return put_away(store.folder, keep=store.is_named, note=note, forced=store.tries >= FORCED_AFTER)
 
         self._forked_jobs.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
 
     def _let_go_of_segment(self, store: StoredFolder) -> None:
-        """Not while another process has it. To free a large one takes long, so an errand does that."""
+        """Not while another process has it. To free a large one takes long, so a forked job does that."""
         if is_segment_used(store.segment):
             self._was_put_away(store, "the segment of the lease is in use still")
         elif segment_bytes(store.segment) > IN_PASSING_MAX:
@@ -470,7 +470,7 @@ def is_segment_used(fd: int) -> bool:
 
 
 def empty(path: str) -> str:
-    """Give back what it has taken. The work of an errand, which says nothing in the end."""
+    """Give back what it has taken. The work of a forked job, which says nothing in the end."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         with mmap.mmap(fd, os.fstat(fd).st_size) as mapped:

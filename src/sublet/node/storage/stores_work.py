@@ -115,9 +115,9 @@ def read_note(folder: str, name: str = NOTE) -> StoreNote | None:
 
 
 @contextlib.contextmanager
-def among_errands(lock: str, *, after_others: bool) -> Iterator[None]:
-    """While this goes on, a successor knows that an errand is at work on the folders; ``after_others`` waits until no
-    errand of a predecessor is. One that was killed in the middle of a call is gone only when the call is over."""
+def among_forked_jobs(lock: str, *, after_others: bool) -> Iterator[None]:
+    """While this goes on, a successor knows that a forked job is at work on the folders; ``after_others`` waits until
+    no forked job of a predecessor is. One that was killed during a call is gone only when the call is over."""
     os.makedirs(os.path.dirname(lock), mode=0o700, exist_ok=True)
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

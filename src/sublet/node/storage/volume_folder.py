@@ -156,8 +156,8 @@ def _sweep(folder: str, top: int, *, before: Epoch | None) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """No other process publishes or collects meanwhile. It waits briefly: an errand of a supervisor before this one may
-    hold the lock."""
+    """No other process publishes or collects meanwhile. It waits briefly: a forked job of a supervisor before this one
+    may hold the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + LOCKED_S

@@ -377,7 +377,7 @@ LOADED: Final = (PROGRAM, "ctypes.util", "string")
 supervisor with cards has 2 MiB more for it. What is installed is imported by errands alone."""
 
 Run = Callable[[Sequence[str]], str]
-"""What an errand does to have the program run: its answer is what that writes."""
+"""What a forked job does to have the program run: its answer is what that writes."""
 
 
 @dataclass(slots=True)
@@ -497,9 +497,9 @@ def _found_in(said: str | None) -> CardFound | None:
 
 
 def run_program(arguments: Sequence[str]) -> str:
-    """Do what that program does, in an errand, which ends after it: an interpreter that is started anew loads for three
-    times as long. Where the packages of this interpreter are not found so, it becomes the program after all; its answer
-    is then what that writes, and it is still the errand that is known, and ended when it takes too long."""
+    """Do what that program does, in a forked job, which ends after it: an interpreter that is started anew loads for
+    three times as long. Where the packages of this interpreter are not found so, it becomes the program after all; its
+    answer is then what that writes, and it is still the forked job that is known, and ended when it takes too long."""
     if not has_packages():
         argv = python_argv(sys.executable, PROGRAM, *arguments)
         os.dup2(ANSWER_FD, 1)

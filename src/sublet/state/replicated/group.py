@@ -29,7 +29,7 @@ from sublet.state.replicated.policy import ReplicaPolicy
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import RegisterOperation, Result, Tenure, View
 from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
-from sublet.state.replicated.worker import Errand, ReplicaThread, Told
+from sublet.state.replicated.worker import ReplicaRequest, ReplicaThread, Told
 from sublet.values import Epoch, parse_duration_ns
 
 REST_S: Final = 0.02
@@ -143,7 +143,7 @@ class ReplicaGroup:
                 if worker is None:
                     absent.append(send.replica)
                 else:
-                    worker.ask(Errand(key, send, turn, told, bring))
+                    worker.ask(ReplicaRequest(key, send, turn, told, bring))
             for replica in absent:
                 operation.lost(turn, replica)
 

@@ -22,7 +22,7 @@ Told: TypeAlias = tuple[int, str, Answer | None]
 
 
 @dataclass(slots=True)
-class Errand:
+class ReplicaRequest:
     """Something to be asked of one replica, and where the answer goes."""
 
     key: str
@@ -32,7 +32,7 @@ class Errand:
     supply: Callable[[str, str], bytes | None]
 
 
-NOTHING: Final = Errand("", SendToReplica("", Query(0)), 0, queue.SimpleQueue(), lambda _key, _name: None)
+NOTHING: Final = ReplicaRequest("", SendToReplica("", Query(0)), 0, queue.SimpleQueue(), lambda _key, _name: None)
 """Stands for an empty queue where None stands for the end."""
 
 
@@ -47,35 +47,35 @@ class ReplicaThread:
         self.replica = replica
         self.identity = replica.identity
         self.health, self.detail = ReplicaHealth.UNKNOWN, ""
-        self._errands: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._waiting = 0
-        """Errands that are in the queue or in the thread's hands. What is begun elsewhere must find none, or the thread
-        would wait for the replica while what frees the replica waits for the thread."""
+        """Requests that are in the queue or in the thread's hands. What is begun elsewhere must find none, or the
+        thread would wait for the replica while what frees the replica waits for the thread."""
         self._quick = replica if isinstance(replica, FolderReplica) else None
         self._thread = start_thread("replica", self._run, again=True, called=f"replica-{self.identity[:8]}")
 
-    def ask(self, errand: Errand) -> None:
-        """Have it asked; the answer comes in the errand's queue."""
+    def ask(self, request: ReplicaRequest) -> None:
+        """Have it asked; the answer comes in the request's queue."""
         with self._gate:
             if self._waiting > WAITING_MAX:
-                errand.told.put((errand.turn, self.identity, None))
+                request.told.put((request.turn, self.identity, None))
                 return
-            if self._quick is not None and not self._waiting and not errand.send.packs:
+            if self._quick is not None and not self._waiting and not request.send.packs:
                 try:
-                    started = self._quick.begin([(errand.key, errand.send.request)])
+                    started = self._quick.begin([(request.key, request.send.request)])
                 except ReplicaSilent as error:
-                    self._tell([errand], None, error)
+                    self._tell([request], None, error)
                     return
                 if started is not None and not started.unsettled:
-                    self._tell([errand], started.said)
+                    self._tell([request], started.said)
                     return
                 if started is not None:
                     self._waiting += 1
-                    self._errands.put((errand, started))
+                    self._requests.put((request, started))
                     return
             self._waiting += 1
-            self._errands.put(errand)
+            self._requests.put(request)
 
     def close(self, patience_s: float) -> None:
         """Let it finish what waits."""
@@ -84,7 +84,7 @@ class ReplicaThread:
 
     def leave(self) -> None:
         """Have the thread end when it has done what waits, and wait for nothing."""
-        self._errands.put(None)
+        self._requests.put(None)
 
     def _run(self) -> None:
         while self._turn():
@@ -93,7 +93,7 @@ class ReplicaThread:
     def _turn(self) -> bool:
         """Wait for something, and do it; False at the end. Between two turns nothing is held of what was asked, so a
         thread that waits keeps no group alive."""
-        item = self._errands.get()
+        item = self._requests.get()
         while item is not NOTHING:
             if item is None:
                 return False
@@ -105,33 +105,33 @@ class ReplicaThread:
             self._carry_out(batch)
         return True
 
-    def _more(self, batch: list[Errand]) -> _Item:
+    def _more(self, batch: list[ReplicaRequest]) -> _Item:
         while len(batch) < BATCH_MAX:
             try:
-                item = self._errands.get_nowait()
+                item = self._requests.get_nowait()
             except queue.Empty:
                 break
-            if not isinstance(item, Errand):
+            if not isinstance(item, ReplicaRequest):
                 return item
             batch.append(item)
         return NOTHING
 
-    def _finish(self, errand: Errand, started: StartedRequests) -> None:
+    def _finish(self, request: ReplicaRequest, started: StartedRequests) -> None:
         assert self._quick is not None
         try:
             said = self._quick.finish(started)
         except ReplicaSilent as error:
             self._done(1)
-            self._tell([errand], None, error)
+            self._tell([request], None, error)
         else:
             self._done(1)
-            self._tell([errand], said)
+            self._tell([request], said)
 
-    def _carry_out(self, batch: list[Errand]) -> None:
+    def _carry_out(self, batch: list[ReplicaRequest]) -> None:
         try:
-            for errand in batch:
-                self._bring(errand)
-            said = self.replica.ask([(errand.key, errand.send.request) for errand in batch])
+            for request in batch:
+                self._bring(request)
+            said = self.replica.ask([(request.key, request.send.request) for request in batch])
         except ReplicaSilent as error:
             self._done(len(batch))
             self._tell(batch, None, error)
@@ -146,18 +146,20 @@ class ReplicaThread:
         with self._gate:
             self._waiting -= count
 
-    def _tell(self, batch: list[Errand], said: Sequence[Answer] | None, error: ReplicaSilent | None = None) -> None:
+    def _tell(
+        self, batch: list[ReplicaRequest], said: Sequence[Answer] | None, error: ReplicaSilent | None = None
+    ) -> None:
         self.health = ReplicaHealth.HEALTHY if error is None else error.health
         self.detail = "" if error is None else error.message
         answers = said if said is not None else [None] * len(batch)
-        for errand, answer in zip(batch, answers, strict=True):
-            errand.told.put((errand.turn, self.identity, answer))
+        for request, answer in zip(batch, answers, strict=True):
+            request.told.put((request.turn, self.identity, answer))
 
-    def _bring(self, errand: Errand) -> None:
-        for name in errand.send.packs:
-            data = errand.supply(errand.key, name)
+    def _bring(self, request: ReplicaRequest) -> None:
+        for name in request.send.packs:
+            data = request.supply(request.key, name)
             if data is not None:
-                self.replica.put_pack(errand.key, name, data)
+                self.replica.put_pack(request.key, name, data)
 
 
-_Item: TypeAlias = "Errand | tuple[Errand, StartedRequests] | None"
+_Item: TypeAlias = "ReplicaRequest | tuple[ReplicaRequest, StartedRequests] | None"

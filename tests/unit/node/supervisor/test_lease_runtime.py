@@ -74,7 +74,7 @@ def test_its_folder_is_out_of_the_way_at_once_and_gone_soon(tmp_path: Path, loop
     assert forked_jobs.asked == []
 
 
-def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Loop) -> None:
+def test_a_folder_that_nobody_can_wait_for_is_a_forked_job(tmp_path: Path, loop: Loop) -> None:
     tenancy, forked_jobs = opened(tmp_path), ForkedJobs()
     for number in range(NAMES_AT_ONCE + 100):
         (tmp_path / f"l-1.1.2/tmp/{number}").touch()

@@ -1,4 +1,4 @@
-"""What an errand makes of staged files: a checkpoint, or a refusal that changes nothing."""
+"""What a forked job makes of staged files: a checkpoint, or a refusal that changes nothing."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_too_many_wait_for_nothing(bench: Bench) -> None:
     assert bench.kinds == ["CapacityExceeded"]
 
 
-def test_an_errand_that_dies_is_told_as_what_it_is(bench: Bench) -> None:
+def test_a_forked_job_that_dies_is_told_as_what_it_is(bench: Bench) -> None:
     bench.ask(Collect(lease=A, epoch=E5, keep=1))
     bench.done(None)
     bench.ask(Collect(lease=A, epoch=E5, keep=1))

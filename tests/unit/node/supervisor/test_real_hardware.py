@@ -22,7 +22,7 @@ CARD = "GPU-00000000-1111-2222-3333-444444444444"
 LEASE, EPOCH = LeaseId("l-1"), Epoch(1, 1)
 
 
-class PretendedErrands:
+class PretendedForkedJobs:
     """They are done when the test says so."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Desk:
     def __init__(self, *, is_root: bool = True, begun_ns: int | None = None) -> None:
         self.asked: list[tuple[str, ...]] = []
         self.answer = CardFound(scrubbed_bytes=1, scrub_ns=7)
-        self.forked_jobs = PretendedErrands()
+        self.forked_jobs = PretendedForkedJobs()
         self.cleaning = CardCleaning(self.forked_jobs, self._run, is_root=is_root, begun_ns=begun_ns)  # type: ignore[arg-type]
 
     def _run(self, arguments: Sequence[str]) -> str:
@@ -185,13 +185,13 @@ from sublet.node.supervisor import real_hardware
 real_hardware.NEEDED = sys.argv[2]
 os.dup2(1, real_hardware.ANSWER_FD)
 said = real_hardware.run_program((sys.argv[3], "--look"))
-os.write(real_hardware.ANSWER_FD, b"in the errand: " + said.encode())
+os.write(real_hardware.ANSWER_FD, b"in the forked job: " + said.encode())
 """
 """In an interpreter as a supervisor has it: without ``site``, and so without packages."""
 
 
-@pytest.mark.parametrize(("needed", "said"), [("pynvml", "in the errand: "), ("no_such_package", "=")])
-def test_the_errand_does_it_itself_where_it_finds_the_packages(needed: str, said: str) -> None:
+@pytest.mark.parametrize(("needed", "said"), [("pynvml", "in the forked job: "), ("no_such_package", "=")])
+def test_the_forked_job_does_it_itself_where_it_finds_the_packages(needed: str, said: str) -> None:
     """Else it becomes the program that does: a machine may have them where only a fresh interpreter looks."""
     argv = [sys.executable, "-I", "-S", "-c", ASKS, package_folder(), needed, CARD]
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}

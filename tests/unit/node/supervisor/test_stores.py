@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sublet.clock import SystemClock
-from sublet.node.forked_jobs import ERRANDS_MAX, ForkedJobs
+from sublet.node.forked_jobs import FORKED_JOBS_MAX, ForkedJobs
 from sublet.node.loop import Loop
 from sublet.node.processes.limits import choose
 from sublet.node.processes.memory_watch import share_of
@@ -165,14 +165,14 @@ class Runner:
         raise AssertionError("never came to be")
 
 
-def test_errands_are_done_elsewhere_and_few_at_a_time() -> None:
+def test_forked_jobs_are_done_elsewhere_and_few_at_a_time() -> None:
     runner, said = Runner(), list[str | None]()
     here = os.getpid()
     for number in range(10):
         runner.forked_jobs.run(lambda number=number: f"{number} {os.getpid() != here}", said.append)  # type: ignore[misc]
     runner.until(lambda: len(said) == 10)
     assert sorted(map(str, said)) == [f"{number} True" for number in range(10)]
-    assert runner.most == ERRANDS_MAX // 2
+    assert runner.most == FORKED_JOBS_MAX // 2
     assert not runner.alive
     runner.loop.close()
 
@@ -183,7 +183,7 @@ def waits_for(path: Path) -> str:
     return "done"
 
 
-def test_an_errand_of_one_tenant_does_not_wait_for_those_of_another(tmp_path: Path) -> None:
+def test_a_forked_job_of_one_tenant_does_not_wait_for_those_of_another(tmp_path: Path) -> None:
     """However many there are, and however long each of them takes."""
     runner, said = Runner(), list[str | None]()
     for _ in range(20):
@@ -197,21 +197,21 @@ def test_an_errand_of_one_tenant_does_not_wait_for_those_of_another(tmp_path: Pa
     runner.loop.close()
 
 
-def test_an_errand_that_is_stopped_before_its_turn_is_never_begun(tmp_path: Path) -> None:
+def test_a_forked_job_that_is_stopped_before_its_turn_is_never_begun(tmp_path: Path) -> None:
     runner, said = Runner(), list[str | None]()
-    for _ in range(ERRANDS_MAX // 2):
+    for _ in range(FORKED_JOBS_MAX // 2):
         runner.forked_jobs.run(lambda: waits_for(tmp_path / "word"), said.append)
     key = runner.forked_jobs.run(lambda: str((tmp_path / "done").write_text("done")), said.append)
     runner.forked_jobs.stop(key)
     runner.until(lambda: said == [None])
     assert runner.forked_jobs.why_failed == "it was stopped before its turn"
     (tmp_path / "word").touch()
-    runner.until(lambda: len(said) == 1 + ERRANDS_MAX // 2)
+    runner.until(lambda: len(said) == 1 + FORKED_JOBS_MAX // 2)
     assert not (tmp_path / "done").exists()
     runner.loop.close()
 
 
-def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
+def test_a_forked_job_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     runner, said = Runner(), list[str | None]()
@@ -239,7 +239,7 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
     runner.loop.close()
 
 
-def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_forked_job_has_no_answer_is_known_to_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, why = Runner(), list[str]()
     forked_jobs = ForkedJobs(runner.loop, runner.life, longest_s=0.01)
 
@@ -276,7 +276,7 @@ def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pyte
     runner.loop.close()
 
 
-def test_an_errand_that_cannot_be_watched_is_ended_and_says_so() -> None:
+def test_a_forked_job_that_cannot_be_watched_is_ended_and_says_so() -> None:
     """Without descriptors its process cannot be told from a stranger's, and its end would never be seen."""
     runner, said = Runner(), list[str | None]()
     met: list[int] = []

@@ -46,7 +46,7 @@ def loop(clock: HeldClock) -> Iterator[Loop]:
 
 def test_it_waits_for_the_last_that_comes(loop: Loop, clock: HeldClock) -> None:
     did: list[int] = []
-    aside = Trash(loop, no_errands())
+    aside = Trash(loop, no_forked_jobs())
     for number in range(20):
         aside.later(lambda number=number: did.append(number))  # type: ignore[misc]
         clock.advance_ns(NEARLY_NS)
@@ -62,7 +62,7 @@ def test_it_waits_for_the_last_that_comes(loop: Loop, clock: HeldClock) -> None:
 
 def test_where_somebody_ends_at_every_moment_it_does_not_pile_up(loop: Loop, clock: HeldClock) -> None:
     did: list[int] = []
-    aside = Trash(loop, no_errands())
+    aside = Trash(loop, no_forked_jobs())
     for number in range(2 * WAITING_MAX):
         aside.later(lambda number=number: did.append(number))  # type: ignore[misc]
         if number % 4 == 0:
@@ -75,7 +75,7 @@ def test_where_somebody_ends_at_every_moment_it_does_not_pile_up(loop: Loop, clo
 
 def test_one_that_fails_harms_no_other(loop: Loop, clock: HeldClock) -> None:
     did: list[str] = []
-    aside = Trash(loop, no_errands())
+    aside = Trash(loop, no_forked_jobs())
 
     def fail() -> None:
         raise OSError("a disk that is full")
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_removed_now_is_removed_later(
     """As while there are no descriptors left."""
     folder = tmp_path / "leases" / "l-1"
     (folder / "inner").mkdir(parents=True)
-    aside = Trash(loop, no_errands())
+    aside = Trash(loop, no_forked_jobs())
     aside.put(str(folder))
     tries: list[int] = []
 
@@ -148,7 +148,7 @@ def pass_time(loop: Loop, clock: HeldClock, seconds: float) -> None:
 
 
 def test_a_group_goes_when_nobody_waits_and_what_is_asked_of_it_comes_first(loop: Loop, clock: HeldClock) -> None:
-    aside, box = Trash(loop, no_errands()), Box()
+    aside, box = Trash(loop, no_forked_jobs()), Box()
     aside.leave(box.as_group(), lambda: box.did.append("count"))
     aside.leave(None, lambda: box.did.append("another"))
     assert box.did == []
@@ -159,7 +159,7 @@ def test_a_group_goes_when_nobody_waits_and_what_is_asked_of_it_comes_first(loop
 
 
 def test_a_group_goes_even_if_what_is_asked_of_it_fails(loop: Loop, clock: HeldClock) -> None:
-    aside, box = Trash(loop, no_errands()), Box()
+    aside, box = Trash(loop, no_forked_jobs()), Box()
     aside.leave(box.as_group(), lambda: 1 // 0)
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == ["remove"]
@@ -168,7 +168,7 @@ def test_a_group_goes_even_if_what_is_asked_of_it_fails(loop: Loop, clock: HeldC
 def test_what_is_asked_of_a_group_waits_for_descriptors_and_the_group_for_it(loop: Loop, clock: HeldClock) -> None:
     """Without its count the bill would say that the guest did nothing; without its note the next supervisor would
     look for it."""
-    aside, box = Trash(loop, no_errands()), Box()
+    aside, box = Trash(loop, no_forked_jobs()), Box()
     failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()]
 
     def count() -> None:
@@ -187,7 +187,7 @@ def test_what_is_asked_of_a_group_waits_for_descriptors_and_the_group_for_it(loo
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()], ids=repr)
 def test_a_group_that_cannot_be_looked_at_now_goes_later(loop: Loop, clock: HeldClock, error: BaseException) -> None:
     """As while there are no descriptors left, or no memory."""
-    aside, box = Trash(loop, no_errands()), Box()
+    aside, box = Trash(loop, no_forked_jobs()), Box()
     failures = [error]
     remove = box.remove
 
@@ -205,7 +205,7 @@ def test_a_group_that_cannot_be_looked_at_now_goes_later(loop: Loop, clock: Held
 
 
 def test_who_was_put_into_the_group_of_a_guest_that_is_gone_is_ended(loop: Loop, clock: HeldClock) -> None:
-    aside, box = Trash(loop, no_errands()), Box(people=1)
+    aside, box = Trash(loop, no_forked_jobs()), Box(people=1)
     aside.leave(box.as_group())
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == ["remove", "kill"]
@@ -219,7 +219,7 @@ def test_who_was_put_into_the_group_of_a_guest_that_is_gone_is_ended(loop: Loop,
 
 def test_of_a_lease_it_is_only_tried_again_and_never_once_another_has_its_name(loop: Loop, clock: HeldClock) -> None:
     """What is in the group of a lease may be there by right, a moment later: the lease may be had again."""
-    aside, box = Trash(loop, no_errands()), Box(is_guests=False, people=1)
+    aside, box = Trash(loop, no_forked_jobs()), Box(is_guests=False, people=1)
     aside.leave(box.as_group())
     pass_time(loop, clock, 2 * WAIT_S)
     pass_time(loop, clock, 2 * AGAIN_S)
@@ -231,7 +231,7 @@ def test_of_a_lease_it_is_only_tried_again_and_never_once_another_has_its_name(l
 
 
 def test_a_group_makes_way_for_another_of_its_name(loop: Loop, clock: HeldClock) -> None:
-    aside, box, other = Trash(loop, no_errands()), Box(is_guests=False), Box(name="sublet-o/other")
+    aside, box, other = Trash(loop, no_forked_jobs()), Box(is_guests=False), Box(name="sublet-o/other")
     aside.leave(box.as_group())
     aside.make_way(other.as_group())
     aside.make_way(None)
@@ -246,7 +246,7 @@ ANA, BEN = TenantId("ana"), TenantId("ben")
 
 
 def test_a_group_stays_while_memory_of_it_is_kept(loop: Loop, clock: HeldClock) -> None:
-    held, box = HeldMemory(loop, Trash(loop, no_errands())), Box(is_guests=False)
+    held, box = HeldMemory(loop, Trash(loop, no_forked_jobs())), Box(is_guests=False)
     box.shared = 4096
     held.leave(ANA, box.as_group())
     for _ in range(5):
@@ -262,7 +262,7 @@ def test_a_group_stays_while_memory_of_it_is_kept(loop: Loop, clock: HeldClock) 
 
 def test_who_keeps_too_much_is_told_and_nobody_else_is(loop: Loop) -> None:
     held, boxes = (
-        HeldMemory(loop, Trash(loop, no_errands())),
+        HeldMemory(loop, Trash(loop, no_forked_jobs())),
         [Box(is_guests=False, name=f"sublet-o/{n}") for n in range(2)],
     )
     for box in boxes:
@@ -278,7 +278,7 @@ def test_who_keeps_too_much_is_told_and_nobody_else_is(loop: Loop) -> None:
 
 
 def test_very_many_small_parts_are_too_much_as_well(loop: Loop) -> None:
-    held = HeldMemory(loop, Trash(loop, no_errands()))
+    held = HeldMemory(loop, Trash(loop, no_forked_jobs()))
     for number in range(HELD_GROUPS_MAX + 1):
         held.check(ANA)
         box = Box(is_guests=False, name=f"sublet-o/{number}")
@@ -292,7 +292,7 @@ def test_very_many_small_parts_are_too_much_as_well(loop: Loop) -> None:
 def test_of_the_owner_and_at_the_end_no_memory_is_waited_for(
     loop: Loop, clock: HeldClock, tenant: str, finish: bool
 ) -> None:
-    held, box = HeldMemory(loop, Trash(loop, no_errands())), Box(is_guests=False)
+    held, box = HeldMemory(loop, Trash(loop, no_forked_jobs())), Box(is_guests=False)
     box.shared = HELD_MAX
     held.leave(TenantId(tenant), box.as_group())
     if finish:
@@ -301,5 +301,5 @@ def test_of_the_owner_and_at_the_end_no_memory_is_waited_for(
     assert box.did == ["remove"]
 
 
-def no_errands() -> Any:
+def no_forked_jobs() -> Any:
     return SimpleNamespace(run=lambda *_: pytest.fail("nothing here is large"))
