@@ -57,12 +57,11 @@ def test_there_are_pages_with_blocks() -> None:
     assert len(PAGES) > 8
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere() -> None:
     """A relative link names a file that is there."""
-    for target, _ in LINK.findall(page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+    links = [(page, target) for page in PAGES for target, _ in LINK.findall(page.read_text()) if "://" not in target]
+    for page, target in links:
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +187,11 @@ def _jobs_when_over(sublet: Any) -> list[dict[str, Any]]:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_block_with_commands_says_what_runs_it(page: Path) -> None:
+def test_every_block_with_commands_says_what_runs_it() -> None:
     """A command of ours is not shown in a block without a mark; one that cannot be run as it stands (it has names to
     fill in) is text, and begins with a command that there is."""
-    for mark, text in FENCED.findall(page.read_text()):
+    blocks = [(page, mark, text) for page in PAGES for mark, text in FENCED.findall(page.read_text())]
+    for page, mark, text in blocks:
         first = [line.split() for line in text.splitlines() if line.startswith(("sublet ", "make "))]
         if mark.startswith("sh") or mark == "bash":
             assert mark in RUN_BY, f"{page.name}: who runs a block that is marked {mark!r}?"
@@ -200,20 +199,20 @@ def test_every_block_with_commands_says_what_runs_it(page: Path) -> None:
             assert mark == "text", f"{page.name}: {' '.join(first[0])} stands in a block that is marked {mark!r}"
         for words in first:
             if words[0] == "make":
-                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (page.name, words)
             else:
-                assert words[1] in COMMANDS or " ".join(words[1:3]) in COMMANDS or words[1] == "--version", words
+                known = words[1] in COMMANDS or " ".join(words[1:3]) in COMMANDS or words[1] == "--version"
+                assert known, (page.name, words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_page_shows_a_command_that_not_every_machine_has(page: Path) -> None:
+def test_no_page_shows_a_command_that_not_every_machine_has() -> None:
     """Debian has no `python`; and `pip` alone is another interpreter's on many a machine."""
-    code = [text for _, text in FENCED.findall(page.read_text())]
-    code += re.findall(r"`([^`\n]+)`", FENCED.sub("", page.read_text()))
-    wrong = [
-        line for text in code for line in text.splitlines() if re.search(r"(?:^|-- |&& |\| )python(?= (?!=)|$)", line)
-    ]
-    assert [line for line in wrong if line != "python"] == [], "write python3, or .venv/bin/python"
+    for page in PAGES:
+        shown = page.read_text()
+        code = [text for _, text in FENCED.findall(shown)] + re.findall(r"`([^`\n]+)`", FENCED.sub("", shown))
+        lines = [line for text in code for line in text.splitlines() if line != "python"]
+        wrong = [line for line in lines if re.search(r"(?:^|-- |&& |\| )python(?= (?!=)|$)", line)]
+        assert wrong == [], f"{page.name}: write python3, or .venv/bin/python"
 
 
 def test_ci_runs_the_commands_that_the_blocks_leave_to_it() -> None:

@@ -86,18 +86,19 @@ def test_a_parameter_without_a_spec_is_a_mistake_of_ours() -> None:
         DeclaredCommand("broken", broken)
 
 
-@pytest.mark.parametrize("path", COMMANDS)
-def test_both_ways_in_know_the_same_options(path: str) -> None:
+def test_both_ways_in_know_the_same_options() -> None:
     """Typer's command has the options of the declaration, from which the short way reads them as it goes."""
-    command = load(path)
-    declared = {flag for param in command.params if isinstance(param.spec, Opt) for flag in param.spec.flags}
-    found = full_parser.typer_command()
-    for word in path.split():
-        found = found.commands[word]
-    typer_options = {flag for param in found.params if param.param_type_name == "option" for flag in param.opts}
-    assert typer_options - {"--help", "-h"} == declared
-    typer_arguments = [param.name for param in found.params if param.param_type_name == "argument"]
-    assert typer_arguments == [param.name for param in command.params if isinstance(param.spec, Arg)]
+    whole = full_parser.typer_command()
+    for path in COMMANDS:
+        command = load(path)
+        declared = {flag for param in command.params if isinstance(param.spec, Opt) for flag in param.spec.flags}
+        found = whole
+        for word in path.split():
+            found = found.commands[word]
+        typer_options = {flag for param in found.params if param.param_type_name == "option" for flag in param.opts}
+        assert typer_options - {"--help", "-h"} == declared, path
+        typer_arguments = [param.name for param in found.params if param.param_type_name == "argument"]
+        assert typer_arguments == [param.name for param in command.params if isinstance(param.spec, Arg)], path
 
 
 def test_of_a_command_line_that_names_its_command_no_other_is_loaded() -> None:

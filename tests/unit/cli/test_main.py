@@ -18,6 +18,7 @@ from sublet.cli.declare import Opt
 from sublet.cli.hints import ELSEWHERE, SYNONYMS
 from sublet.cli.table import COMMANDS, GROUPS, load
 from sublet.client.address import Address
+from tests.cases import case
 
 HEAVY = ("typer", "rich", "click", "asyncio", "msgspec", "subprocess", "ssl", "http.client", "psutil", "sqlite3")
 
@@ -32,13 +33,14 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"sublet {__version__}\n"
 
 
-@pytest.mark.parametrize("path", [*COMMANDS, *GROUPS, ""])
-def test_every_command_and_group_has_help(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_and_group_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     """It names the command, and says in words what it and each of its options is for."""
-    assert main([*path.split(), "--help"]) == 0
-    said = capsys.readouterr().out
-    assert f"Usage: sublet {path}".rstrip() in said
-    assert "--embedded" not in said, "our own processes' options are not for people"
+    for path in (*COMMANDS, *GROUPS, ""):
+        with case(path):
+            assert main([*path.split(), "--help"]) == 0
+            said = capsys.readouterr().out
+            assert f"Usage: sublet {path}".rstrip() in said
+            assert "--embedded" not in said, "our own processes' options are not for people"
 
 
 def test_the_help_of_the_whole_names_every_first_word_and_the_exit_statuses(

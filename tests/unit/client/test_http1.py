@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.client.http1 import HEAD_BYTES_MAX, AnswerReader, ProtocolError, encode_request
+from tests.cases import case
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3;note=x\r\nhel\r\n2\r\nlo\r\n0\r\nChecksum: 1\r\n\r\n"
@@ -53,12 +54,12 @@ def test_no_content_has_no_body() -> None:
     assert (reader.complete, body) == (True, b"")
 
 
-@pytest.mark.parametrize("cut", range(1, len(PLAIN)))
-def test_half_an_answer_is_none(cut: int) -> None:
+def test_half_an_answer_is_none() -> None:
     """Wherever the connection breaks, the half is never taken for the whole."""
-    reader, _ = read(PLAIN[:cut])
-    with pytest.raises(ProtocolError):
-        reader.feed(b"")
+    for cut in range(1, len(PLAIN)):
+        reader, _ = read(PLAIN[:cut])
+        with case("cut at", cut), pytest.raises(ProtocolError):
+            reader.feed(b"")
 
 
 @pytest.mark.parametrize(
