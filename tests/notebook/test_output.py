@@ -101,6 +101,42 @@ def test_an_error_has_the_name_and_the_traceback_it_had_in_the_cell() -> None:
     assert failed._render_traceback_() == ["a", "b"]
 
 
+ZERO = {"ename": "ZeroDivisionError", "evalue": "division by zero", "traceback": ["line 1", "division by zero"]}
+KEY = {"ename": "KeyError", "evalue": "4", "traceback": ["line 2", "KeyError: 4"]}
+
+
+def test_an_error_that_did_not_end_its_cell_is_shown_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of ``%run``, of ``%tb``, of ``showtraceback()``: nothing raises it, so its message is all there is of it."""
+    kernel = Kernel()
+    front = Front(Shell(kernel))
+    front.begin_cell()
+    front.show("iopub", message("error", **ZERO))
+    assert kernel.session.sent == []
+    front.show("iopub", message("stream", name="stdout", text="after\n"))
+    assert kernel.session.sent == [("error", ZERO)]
+    front.show("iopub", message("error", **KEY))
+    front.take_reply({"status": "ok"})
+    assert kernel.session.sent == [("error", ZERO), ("error", KEY)]
+    terminal = Front(Shell())
+    terminal.show("iopub", message("error", **KEY))
+    terminal.take_reply({"status": "ok"})
+    assert capsys.readouterr().out == "after\nline 2\nKeyError: 4\n"
+
+
+def test_the_error_that_ends_a_cell_is_in_its_reply_only() -> None:
+    kernel = Kernel()
+    front = Front(Shell(kernel))
+    front.show("iopub", message("error", **ZERO))
+    front.show("iopub", message("error", **KEY))
+    front.show("iopub", message("display_data", data={"image/png": "x"}))
+    front.take_reply({"status": "error", **KEY})
+    assert kernel.session.sent == [("error", ZERO)]
+    front.show("iopub", message("error", **ZERO))  # of a cell that is lost with its device
+    front.begin_cell()
+    front.take_reply({"status": "ok"})
+    assert kernel.session.sent == [("error", ZERO)]
+
+
 def test_the_status_changes_in_place_in_a_notebook() -> None:
     shell = Shell(Kernel())
     line = StatusLine(shell)

@@ -170,6 +170,7 @@ class Cells:
         self._ahead.look(python, gives=options.gives is None)
         status = StatusLine(self.shell, late_s=LATE_S if is_whole else 0.0)
         self._front.on_cleared = status.cleared
+        self._front.begin_cell()
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
         try:
@@ -209,7 +210,7 @@ class Cells:
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
-        self._front.take_payload(ran.reply.get("payload") or [])
+        self._front.take_reply(ran.reply)
         if ran.reply["status"] == "error":
             raise failed_cell(ran.reply, unnamed(ran.reply, self._space.visible(), ran.sent))
         if ran.failed is not None:

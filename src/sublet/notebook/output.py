@@ -36,6 +36,9 @@ from sublet.notebook.status import (
 
 _SHOWN: Final = frozenset({"stream", "display_data", "execute_result", "error"})
 """What takes the place of an output that is to be cleared."""
+_AFTER_ERROR: Final = frozenset({"stream", "execute_result", "error", "input_request", "clear_output"})
+"""Before these an error is shown that came before them. Pictures are left out: IPython draws the figures of a cell when
+it has ended, with an error too."""
 _PASSED_ON: Final = frozenset({"page", "set_next_input"})
 """Kinds of payload that a person gets to see."""
 SILENT: Final = frozenset({"status", "execute_input"})
@@ -94,6 +97,8 @@ class Front:
         self.on_cleared: Callable[[], None] = lambda: None
         """Told when a cell has wiped its output, and the status line with it."""
         self._clears_next = False
+        self._error: Mapping[str, Any] | None = None
+        """What may be the error that the cell ends with."""
 
     @property
     def kernel(self) -> Any:
@@ -106,6 +111,8 @@ class Front:
         if self._clears_next and kind in _SHOWN:
             self._clears_next = False
             self.on_cleared()
+        if kind in _AFTER_ERROR:
+            self._show_error()
         match kind:
             case "stream":
                 stream = sys.stderr if content["name"] == "stderr" else sys.stdout
@@ -123,6 +130,8 @@ class Front:
                     transient=content.get("transient") or {},
                     update=kind == "update_display_data",
                 )
+            case "error":
+                self._error = content
             case "clear_output":
                 self._shell.display_pub.clear_output(wait=bool(content.get("wait")))
                 if content.get("wait"):
@@ -165,7 +174,36 @@ class Front:
             kernel.iopub_socket, "execute_result", said, parent=kernel.get_parent(), ident=b"execute_result"
         )
 
-    def take_payload(self, payload: list[dict[str, Any]]) -> None:
+    def _show_error(self) -> None:
+        """One that did not end its cell: of a script that ``%run`` ran, of ``%tb``, of ``showtraceback()``."""
+        error, self._error = self._error, None
+        if error is None:
+            return
+        traceback = [_FIRST_LINE.sub("", part) for part in error["traceback"]]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if (kernel := self.kernel) is None:
+            print("\n".join(traceback))  # noqa: T201
+            return
+        said = {"ename": error["ename"], "evalue": error["evalue"], "traceback": traceback}
+        kernel.session.send(kernel.iopub_socket, "error", said, parent=kernel.get_parent(), ident=b"error")
+
+    def begin_cell(self) -> None:
+        """Of a cell that was lost with its device nothing is left to show."""
+        self._error = None
+
+    def take_reply(self, reply: Mapping[str, Any]) -> None:
+        """The cell has ended. Its own error is in its reply, and is raised by the caller; another one is shown here."""
+        if reply["status"] == "error" and self._error is not None:
+            own = any(
+                all(reply.get(key) == self._error.get(key) for key in keys)
+                for keys in (("ename", "evalue"), ("traceback",))
+            )
+            self._error = None if own else self._error
+        self._show_error()
+        self._take_payload(reply.get("payload") or [])
+
+    def _take_payload(self, payload: list[dict[str, Any]]) -> None:
         """What the cell's reply asks of the front end besides its outputs: a page of help (``obj?``), the next cell."""
         for one in payload:
             if one.get("source") not in _PASSED_ON:
