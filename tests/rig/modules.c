@@ -136,7 +136,8 @@ void module_forget(struct module *module)
     free(module);
 }
 
-/* ---- the kernels with which devices are tested (sublet.testing.device_conformance, tests/gpu/gpus.py) ---- */
+/* ---- the kernels with which devices are tested (sublet.testing.device_conformance, tests/gpu/gpus.py), and the one of a
+ * training job (test_office.py) ---- */
 
 #define TAKE(type, name, index)                                                                                        \
     type name;                                                                                                         \
@@ -167,6 +168,14 @@ int kernel_run(const struct kernel *kernel, const struct grid *grid, void **argu
             return ILLEGAL_ADDRESS;
         for (uint32_t i = 0; i < n; i++)
             AT(uint32_t, x)[i] = AT(uint32_t, x)[i] * a + i;
+    } else if (strcmp(kernel->name, "train_step") == 0) { /* (step, bytes of the state, state and then the batch) */
+        TAKE(uint32_t, length, 1);
+        TAKE(uint64_t, x, 2);
+        uint32_t n = length / 4 < width ? length / 4 : (uint32_t)width;
+        if (!reaches(x, 2ull * length))
+            return ILLEGAL_ADDRESS;
+        for (uint32_t i = 0; i < n; i++)
+            AT(float, x)[i] = (AT(float, x)[i] + AT(float, x)[length / 4 + i]) * 0.5f;
     } else if (strcmp(kernel->name, "places") == 0) {
         TAKE(uint64_t, hits, 0);
         TAKE(uint32_t, row, 1);

@@ -160,6 +160,45 @@ lease = str(sublet.current().lease)
 print("\\n" + json.dumps(shell.user_ns["lease"]), flush=True)
 """
 
+TRAINS: Final = """
+import array, json, os, sys, time
+import sublet
+from sublet import training
+SOURCE = '''
+extern "C" __global__ void train_step(unsigned long long step, unsigned int length, float* x) {
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x, n = length / 4;
+    if (i < n) x[i] = __fmul_rn(__fadd_rn(x[i], x[n + i]), 0.5f);
+}
+'''
+KERNEL = training.Launch("train_step", grid=1, block=64)
+folders = [os.path.join(sys.argv[1], str(n)) for n in range(3)]
+for folder in folders:
+    os.mkdir(folder)
+def floats(value):
+    return array.array("f", [value] * 64).tobytes()
+def life(fabric, steps):
+    said = []
+    with fabric.gpu(min_vram="60GiB", ttl="60s", renew="always") as lease:
+        checkpoint, idempotency = training.training_records("runs", folders, lease, fabric=fabric)
+        for step in steps:
+            batch = training.TrainingBatch(
+                job_id="job", step=step, input=floats(step), output_len=256, initial=floats(0.0))
+            done = training.run_training_step(lease, checkpoint, idempotency, batch, SOURCE, KERNEL, kind="cuda")
+            value = list(array.array("f", done.state)) if isinstance(done, training.Completed) else []
+            said.append([type(done).__name__, value[0] if len({*value}) == 1 else value])
+        fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
+        while lease.end is None:  # the news of it comes on a connection of its own
+            time.sleep(0.02)
+        try:
+            training.run_training_step(lease, checkpoint, idempotency, batch, SOURCE, KERNEL, kind="cuda")
+        except sublet.SubletError as error:
+            said.append(type(error).__name__)
+        checkpoint.close()
+    return [*said, lease.devices[0].id]
+with sublet.connect() as fabric:
+    print(json.dumps([life(fabric, (1, 2)), life(fabric, (2, 3, 4))]))
+"""
+
 COMPUTES: Final = """
 import array, json
 import sublet
@@ -306,6 +345,15 @@ def test_the_office_lends_the_cards_that_the_driver_shows(sublet: Shell, rig: Ri
     assert all("H100" in card["model"] for card in cards_of(sublet))
 
 
+def test_top_shows_every_card_and_the_one_that_is_leased(sublet: Shell, rig: Rig) -> None:
+    process, said = using_a_card(sublet)
+    shown = sublet.json("top")
+    finished(process)
+    cards = {index_of(rig, one["id"]): one for one in shown["status"]["devices"] if one["kind"] == "gpu"}
+    assert sorted(cards) == [0, 1, 2, 3]
+    assert [index for index, card in cards.items() if card["leases"]] == [index_of(rig, said["uuid"])]
+
+
 def test_two_cards_every_guest_uses_the_card_of_its_lease(sublet: Shell, rig: Rig) -> None:
     """All but workers used the first card of the machine, and were ended for it."""
     running = [using_a_card(sublet) for _ in range(2)]
@@ -354,6 +402,17 @@ def test_a_session_computes_on_the_card_of_its_lease(office: Shell, sublet: Shel
     index = index_of(rig, leased)
     until(lambda: is_free(card_of(sublet, rig, index)), WAIT_S)
     assert not rig.dirty(index)
+
+
+def test_training_goes_on_under_the_next_lease_with_the_state_of_the_last_step(
+    office: Shell, sublet: Shell, rig: Rig, tmp_path: Path
+) -> None:
+    """Its kernel runs on the leased card; a step that was done is not done again."""
+    (*first, card), (*second, other) = printed(office, TRAINS, str(tmp_path))
+    assert first == [["Completed", 0.5], ["Completed", 1.25], "LeaseNotActive"]
+    assert second == [["Duplicate", []], ["Completed", 2.125], ["Completed", 3.0625], "LeaseNotActive"]
+    until(lambda: all(map(is_free, cards_of(sublet))), WAIT_S)
+    assert not any(rig.dirty(index_of(rig, name)) for name in (card, other))
 
 
 def test_a_cell_of_a_notebook_computes_on_the_card_of_its_lease(office: Shell, sublet: Shell, rig: Rig) -> None:
