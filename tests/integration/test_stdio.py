@@ -21,7 +21,7 @@ from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.processes import stdio as stdio_module
 from sublet.node.processes.log_readers import Following
-from sublet.node.processes.logs import GuestLog
+from sublet.node.processes.logs import GuestLog, LogReader
 from sublet.node.processes.stdio import OUTPUT_READ_BYTES, STDIN_BYTES_MAX, Stdio, child_setup
 from tests.left_open import nothing_left_open, open_now
 
@@ -385,7 +385,7 @@ for number in range(30_000):
 
 
 def test_another_process_reads_a_log_while_it_is_written_and_loses_its_beginning(tmp_path: Path) -> None:
-    reader, at, dropped, read = GuestLog.open_read(str(tmp_path)), 0, 0, 0
+    reader, at, dropped, read = LogReader(str(tmp_path)), 0, 0, 0
     with subprocess.Popen([sys.executable, "-c", WRITING, str(tmp_path)]) as writer:
         while True:
             is_over = writer.poll() is not None
@@ -715,5 +715,5 @@ stdio.close()
 
 def test_a_supervisor_without_descriptors_0_to_2_gives_its_guests_the_right_ones(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_ANY, str(tmp_path / "log")], check=True, timeout=PATIENCE_S)
-    records = GuestLog.open_read(str(tmp_path / "log")).read().records
+    records = LogReader(str(tmp_path / "log")).read().records
     assert sorted((record.stream, record.data) for record in records) == [(1, b"word\n"), (2, b"err\n")]

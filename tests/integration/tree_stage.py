@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from sublet.node.prctl import is_child_subreaper, set_child_subreaper
+from sublet.node.prctl import set_child_subreaper
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import find_places
 from sublet.node.processes.group import ControlGroup
@@ -39,6 +39,7 @@ LEASE: Final = LeaseId("l1")
 SCENES: Final[dict[str, Callable[[Stage], None]]] = {}
 LONG: Final = "sleep 1000"
 EXIT: Final = {"x86_64": 60, "aarch64": 93}
+PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 def scene(play: Callable[[Stage], None]) -> Callable[[Stage], None]:
@@ -52,6 +53,13 @@ def until(what: str, is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < limit, f"never came to be: {what}"
         time.sleep(0.005)
+
+
+def is_child_subreaper() -> bool:
+    """Whether orphans from below come to this process."""
+    answer = ctypes.c_int(0)
+    assert ctypes.CDLL(None, use_errno=True).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0
+    return answer.value == 1
 
 
 class Stage:

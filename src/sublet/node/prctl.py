@@ -14,7 +14,6 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_PR_GET_CHILD_SUBREAPER: Final = 37
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 
@@ -25,15 +24,6 @@ class ParentGone(OSError):
 def set_child_subreaper() -> None:
     """From now on whatever loses its parent below this process becomes its child. Not inherited by a fork."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def is_child_subreaper() -> bool:
-    """Whether orphans from below come to this process."""
-    import ctypes
-
-    answer = ctypes.c_int(0)
-    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(answer))
-    return answer.value == 1
 
 
 def set_pdeathsig(number: signal.Signals, parent: int) -> None:

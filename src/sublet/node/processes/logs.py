@@ -117,11 +117,6 @@ class GuestLog:
         self._fd = -1
         self._find()
 
-    @staticmethod
-    def open_read(folder: str, offset: int = 0) -> LogReader:
-        """Read without being the writer, from any process that may read the files."""
-        return LogReader(folder, offset)
-
     @property
     def dropped(self) -> int:
         """Bytes that were said and are no longer kept."""
@@ -227,7 +222,8 @@ class GuestLog:
 
 
 class LogReader:
-    """A place in a log, from which one reads on. The log may grow, and lose its beginning, meanwhile."""
+    """A place in a log, from which any process that may read the files reads on. The log may grow, and lose its
+    beginning, meanwhile."""
 
     def __init__(self, folder: str, offset: int = 0) -> None:
         self.folder = folder

@@ -134,13 +134,6 @@ def may_open(uid: int, device: str, nodes: str = NODES) -> bool:
     return not found or any(_may_open(uid, os.path.join(nodes, name)) for name in found)
 
 
-def who_has(device: str, folder: str | None = None, roots: str | None = ROOTS) -> LockHolder | None:
-    """The office that lends the device now, this process included. It disturbs other offices only for a moment."""
-    shared = lock_folder() if folder is None else folder
-    found = (_holder(device, path) for path in _files_of(device, shared))
-    return noted_by_root(device, roots) or next((holder for holder in found if holder is not None), None)
-
-
 def noted_by_root(device: str, roots: str | None = ROOTS) -> LockHolder | None:
     """Whether an office of root lends the device, or is about to."""
     found = (_noted(device, path, _locker) for path in _files_of(device, _trusted(roots)))

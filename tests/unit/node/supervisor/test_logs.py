@@ -98,7 +98,7 @@ def test_whatever_happened_a_reader_gets_a_suffix_of_what_was_said(
 
 
 def check_suffix(folder: str, said: Said, most: int) -> int:
-    reader = GuestLog.open_read(folder)
+    reader = LogReader(folder)
     dropped, read = read_all(reader, most)
     reader.close()
     assert read == said[dropped:]
@@ -311,7 +311,7 @@ def test_a_guest_that_says_nothing_leaves_no_file(tmp_path: Path) -> None:
     log.append(1, b"")
     log.close()
     assert not (tmp_path / "log").exists()
-    assert read_all(GuestLog.open_read(str(tmp_path / "log"))) == (0, [])
+    assert read_all(LogReader(str(tmp_path / "log"))) == (0, [])
 
 
 def test_a_log_that_was_prepared_is_as_one_that_was_not(tmp_path: Path) -> None:
