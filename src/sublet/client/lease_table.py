@@ -357,7 +357,7 @@ class LeaseTable:
             self.ended(held, end_of(view.end))
             return
         if view.epoch is not None and view.epoch > held.epoch:
-            self._fenced(held)
+            self.ended(held, fenced_end(self._manager.stamp(self._clock.now_ns())))
             return
         if view.epoch != held.epoch:
             return  # news of the time before an attach
@@ -406,9 +406,6 @@ class LeaseTable:
             older.holder.ended(fenced_end(self._manager.stamp(now_ns)), now_ns)
             older.confirmed = True
             older.tell("ended")
-
-    def _fenced(self, held: LeaseEntry) -> None:
-        self.ended(held, fenced_end(self._manager.stamp(self._clock.now_ns())))
 
     def _forget(self, held: LeaseEntry) -> None:
         if self._held.get(held.id) is held:

@@ -58,7 +58,8 @@ class BufferCache:
     """What one guest keeps. Used by one thread at a time."""
 
     def __init__(self, bytes_max: int | None = None, pages: Pages | None = None) -> None:
-        self._bytes_max = _memory_bytes() // KEPT_SHARE if bytes_max is None else bytes_max
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._bytes_max = memory_bytes // KEPT_SHARE if bytes_max is None else bytes_max
         self._pages = process_pages() if pages is None else pages
         self._found: OrderedDict[int, _One] = OrderedDict()
         self._bytes = 0
@@ -162,10 +163,6 @@ def same_bytes(view: memoryview, mapped: mmap.mmap, size: int, parts: Sequence[t
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # ----------------------------------------------------------------------------------------------------------------- lent

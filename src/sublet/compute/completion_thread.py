@@ -96,7 +96,8 @@ class Housekeeper:
     def _work(self) -> None:
         idle_s: float | None = None
         while True:
-            self._finish_all()
+            while self._finished:
+                self._finished.popleft()()
             self._begin_waiting()
             self._mind_time()
             if self._exchange.listen(lambda: self._stirred or bool(self._finished), self._patience_s()):
@@ -115,10 +116,6 @@ class Housekeeper:
 
     def _has_to_do(self) -> bool:
         return bool(self._waiting or self._running or self._finished) or self._exchange.next_doom_ns() is not None
-
-    def _finish_all(self) -> None:
-        while self._finished:
-            self._finished.popleft()()
 
     def _begin_waiting(self) -> None:
         with self._changed:

@@ -49,7 +49,8 @@ def become(fds: tuple[int, ...], parent: int) -> Program:
     except BaseException as error:  # noqa: BLE001 - nothing may return from here: this is a copy of the zygote
         _fail(failure, doing, error)
     program = Program(argv=fork.argv, entry=fork.entry, args=fork.args, safe_path=bool(fork.env.get("PYTHONSAFEPATH")))
-    show(_title(program), {key: value for key, value in fork.env.items() if key.startswith(fork.mark)})
+    title = f"{os.path.basename(sys.executable)} {program.name}"
+    show(title, {key: value for key, value in fork.env.items() if key.startswith(fork.mark)})
     for fd in fds:
         if fd > 2:
             os.close(fd)
@@ -146,10 +147,6 @@ def _tie_to(parent: int) -> None:
     if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     _check_parent(parent)
-
-
-def _title(program: Program) -> str:
-    return f"{os.path.basename(sys.executable)} {program.name}"
 
 
 # ------------------------------------------------------------------------------------- what an interpreter begins with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import time
@@ -158,7 +159,7 @@ class JobCoordinator:
                     first = next(works, None)
                     if first is None:
                         raise InvalidRequest("there are no chunks", do="Give at least one chunk.")
-                    works = _chained(first, works)
+                    works = itertools.chain((first,), works)
                     session = self._begun(store, again, phase, progress)
                 else:
                     session.running.next_phase(session.core(saved=again), phase.name)
@@ -289,8 +290,3 @@ def _check_store(store: object) -> None:
         raise InvalidRequest(
             f"{shown(store)} is no output store", do="Give MemoryOutputStore() or VolumeOutputStore(block_lease)."
         )
-
-
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

@@ -72,11 +72,7 @@ def _runs(old: tuple[Cell, ...], new: tuple[Cell, ...]) -> list[tuple[int, int]]
             found[-1] = (found[-1][0], at + 1)
         else:
             found.append((start, at + 1))
-    return [(_whole_from(new, start), stop) for start, stop in found]
-
-
-def _whole_from(new: tuple[Cell, ...], start: int) -> int:
-    return start - 1 if start and not new[start][0] else start
+    return [(start - 1 if start and not new[start][0] else start, stop) for start, stop in found]
 
 
 def _run(row: int, new: tuple[Cell, ...], start: int, stop: int) -> str:

@@ -63,7 +63,7 @@ def screen(known: OfficeSnapshot, look: ScreenView, columns: int, rows: int, now
         scroll = start if section.name == at else scroll
         lines += [section.heading, *shown]
     if known.lost_s is not None:
-        lines = [*head, *(_grey(line) for line in lines[len(head) :])]
+        lines = [*head, *(tuple(span._replace(style="dim") for span in line) for line in lines[len(head) :])]
     lines = lines[: rows - 1]
     lines += [()] * (rows - 1 - len(lines))
     return Screen((*lines, foot), ScreenView(at, scroll), parts, max(1, given.get(at, 1) - 1))
@@ -120,10 +120,6 @@ def _foot(parts: Sequence[str], at: str, columns: int) -> Line:
     spans.append(StyledSpan(" next:"))
     spans += [StyledSpan(f" [{part}]", "bold cyan") if part == at else StyledSpan(f" {part}", "dim") for part in parts]
     return span_line(spans, columns)
-
-
-def _grey(line: Line) -> Line:
-    return tuple(span._replace(style="dim") for span in line)
 
 
 # ---- who gets how many rows ----

@@ -42,7 +42,7 @@ from sublet.node.storage.stores_work import (
 )
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, valid_name
 from sublet.wire.codec import dumps, loads
-from sublet.wire.orders import Part, StoredVolume, VolumeRef
+from sublet.wire.orders import StoredVolume, VolumeRef
 
 COUNTED_AT_ONCE: Final = 1000
 COUNTED_MIN: Final = 20
@@ -148,7 +148,10 @@ class Stores:
                 folder, called = os.path.join(base, name), ""
                 if kind is Kind.BLOCK and tenancy.name:
                     folder, called = self._named(tenancy.tenant, tenancy.name), tenancy.name
-                found.append(StoredFolder(folder, _note_of(tenancy, parts, called), StoreState.MAKING))
+                note = StoreNote(
+                    lease=tenancy.lease, epoch=tenancy.epoch, tenant=tenancy.tenant, parts=parts, name=called
+                )
+                found.append(StoredFolder(folder, note, StoreState.MAKING))
         for store in found:
             self._check_free(store)
         self._all += found
@@ -399,10 +402,6 @@ class Stores:
                 elif not os.path.exists(os.path.join(folder, KEPT)):
                     begun = StoreNote(lease=LeaseId(""), epoch=Epoch(0, 0), tenant=_NOBODY, parts=(), name=name)
                     yield StoredFolder(folder, _read(folder) or begun, StoreState.LEAVING)
-
-
-def _note_of(tenancy: LeaseRuntime, parts: tuple[Part, ...], name: str) -> StoreNote:
-    return StoreNote(lease=tenancy.lease, epoch=tenancy.epoch, tenant=tenancy.tenant, parts=parts, name=name)
 
 
 def _names(folder: str) -> list[str]:

@@ -255,7 +255,7 @@ class RealHardware:
         return bool(self._still_left(lease))
 
     def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
-        found = list(self._guests_of(lease, epoch))
+        found = [guest for tenancy in self._of(lease, epoch) for guest in tenancy.running()]
         return self._guests.why_alive(found) if found else self._still_left(lease)
 
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
@@ -340,9 +340,6 @@ class RealHardware:
         tenancy = self.tenancies.get(lease)
         if tenancy is not None and tenancy.epoch <= epoch:
             yield tenancy
-
-    def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[GuestProcess]:
-        return (guest for tenancy in self._of(lease, epoch) for guest in tenancy.running())
 
     def _drop(self, tenancy: LeaseRuntime) -> None:
         if self.tenancies.get(tenancy.lease) is tenancy:

@@ -20,7 +20,6 @@ from sublet.office.ledger.records import (
     LeaseRecord,
     NodeRecord,
     Now,
-    Parks,
     Quota,
     ResourceRecord,
     TenantRecord,
@@ -94,10 +93,6 @@ def end_view(end: EndRecord, saved_wall_ns: int | None = None) -> EndView:
     )
 
 
-def _parks_view(parks: Parks) -> ParksView:
-    return ParksView(of=parks.of, holds=parks.holds, resumed_by=parks.resumed_by)
-
-
 def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, ResourceRecord]) -> LeaseView:
     """A lease as its holder, or the operator, sees it."""
     held = lease.deadline_ns is not None and lease.status in (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
@@ -158,7 +153,9 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
         holder=lease.holder,
         bound_to=None if lease.process is None else lease.process.pid,
         peer=lease.peer,
-        parks=None if lease.parks is None else _parks_view(lease.parks),
+        parks=None
+        if (parks := lease.parks) is None
+        else ParksView(of=parks.of, holds=parks.holds, resumed_by=parks.resumed_by),
         resume=None if lease.resume is None else lease.resume.hint,
         pays_priority=lease.pays_priority,
     )

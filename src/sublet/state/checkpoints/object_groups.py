@@ -176,7 +176,7 @@ def encode_roots(
         runs += [(name,) for name in singles]
     bundles += map(encoder.bundle, runs)
     parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
-    doubtful = _sharing(bundles) | parted
+    doubtful = {n for pair in _links(bundles) for n in pair} | parted
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
         groups += _one_by_one([bundles[n] for n in sorted(doubtful)], encoder)
@@ -331,11 +331,6 @@ class _Bundle:
         self._encoding = None
         if not self.plain:
             self._met = None
-
-
-def _sharing(bundles: Sequence[_Bundle | Still]) -> set[int]:
-    """The numbers of bundles that share something with another one."""
-    return {n for pair in _links(bundles) for n in pair}
 
 
 def _links(bundles: Sequence[_Bundle | Still]) -> list[tuple[int, int]]:

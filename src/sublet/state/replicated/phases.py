@@ -81,7 +81,7 @@ class QuorumRound:
                 self._silent(replica)
             case BallotRefused(promised=ballot, taken=taken):
                 self.pending.discard(replica)
-                self._against(ballot)
+                self.promised = ballot if self.promised is None else max(self.promised, ballot)
                 self._refused(replica, taken)
             case ForeignRegister(promised=ballot, taken=taken):
                 self.pending.discard(replica)
@@ -108,9 +108,6 @@ class QuorumRound:
             self.lost(replica)
         else:
             self.out.append(SendToReplica(replica, request, packs))
-
-    def _against(self, ballot: Ballot) -> None:
-        self.promised = ballot if self.promised is None else max(self.promised, ballot)
 
     def _answered(self, replica: str, said: Answer) -> None:
         raise NotImplementedError
