@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from sublet import Lease
+from sublet.client.guests import Output
 from sublet.simulate.find import Goal, Point, find
 from sublet.simulate.replay import Costs, Hardware, Replay, Rules
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Session, course, generate, parse_lab, resample
 from sublet.values import NS_PER_S
-from tests.integration.planned_office import TIMES, hurried, planned_office
+from tests.integration.planned_office import TIMES, Run, hurried, planned_office
 
 SEEDS = range(1, 9)
 IN_TIME_NS = 3 * NS_PER_S // 2
@@ -147,6 +150,21 @@ class Planned:
         print(said)
         assert low - 1 / cells <= share <= high + 1 / cells, said
         assert abs(share - point.shares[0]) <= NEAR_BY + 1 / cells, said
+
+
+class NoticedLease:
+    """Its guest is told of a notice before it says anything."""
+
+    def start(self, *_: object, **__: object) -> NoticedLease:
+        return self
+
+    def output(self) -> list[Output]:
+        return [Output("sublet", b"sublet: this lease is taken in 0 s; save now\n"), Output("stdout", b"12.5\n")]
+
+
+def test_a_notice_is_not_the_first_line_of_a_cell() -> None:
+    """Before, the run of the workload ended there, where many devices change hands."""
+    assert Run(cast(Lease, NoticedLease()), 1.0).first_line_s == 12.5
 
 
 @pytest.mark.slow
