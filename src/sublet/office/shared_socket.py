@@ -61,6 +61,22 @@ class TokenBuckets:
         return 0.0
 
 
+class TooManyOfUser(CapacityExceeded):
+    """The rate of a user of the machine is used up; ``retry_s`` says when it is not."""
+
+    def __init__(self, origin: Origin, most: int, wait_s: float) -> None:
+        self.uid, self.retry_s = origin.uid, max(1, round(wait_s))
+        super().__init__(
+            f"user {origin.uid} has sent more than {most} requests a minute over the shared socket",
+            do=f"Try again in {self.retry_s} s, and ask less often.",
+        )
+
+    @property
+    def kind(self) -> str:
+        """Clients know the class it is made from."""
+        return CapacityExceeded.__name__
+
+
 class SharedSocket:
     """Counts and notes who asks over the shared sockets, control and data."""
 
@@ -81,11 +97,7 @@ class SharedSocket:
     def asked(self, origin: Origin, now_ns: int) -> None:
         """A request came from this user, whichever tenant it may turn out to be. Raises if it were too many."""
         if wait_s := self._users.take(origin.uid, now_ns):
-            raise CapacityExceeded(
-                f"user {origin.uid} has sent more than {self.limits.requests_per_minute_of_user} requests a minute "
-                "over the shared socket",
-                do=f"Try again in {max(1, round(wait_s))} s, and ask less often.",
-            )
+            raise TooManyOfUser(origin, self.limits.requests_per_minute_of_user, wait_s)
 
     def known(self, origin: Origin, tenant: TenantId, now_ns: int) -> None:
         """It is this tenant's."""

@@ -44,6 +44,7 @@ from sublet.office.api.service import JSON, ApiCall, ApiReply, ApiService, Comma
 from sublet.office.api.sse import EventStream
 from sublet.office.ledger.rate_limits import TooMany
 from sublet.office.ledger.records import LOCAL_TENANT
+from sublet.office.shared_socket import TooManyOfUser
 from sublet.values import TenantId
 from sublet.wire.decoders import decoder
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
@@ -116,8 +117,8 @@ class App:
             reply = _failed(error, scope["method"], scope["raw_path"])
             if isinstance(error, _Refused):
                 headers = error.headers
-            elif isinstance(error, TooMany):
-                await self.service.pace_refusal(error.tenant)
+            elif isinstance(error, TooMany | TooManyOfUser):
+                await self.service.pace_refusal(error)
                 headers = ((b"retry-after", str(error.retry_s).encode()),)
         if reply.stream is not None:
             await self._stream(reply.stream, receive, send)

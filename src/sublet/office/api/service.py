@@ -31,15 +31,15 @@ from sublet.office.ledger.commands import Command, Revoke, Tick
 from sublet.office.ledger.rate_limits import RateLimits, TooMany
 from sublet.office.ledger.records import NO_QUOTA, LeaseRecord, Now, ProcessRecord
 from sublet.office.policy_file import PolicyLimits
-from sublet.office.shared_socket import SharedSocket
+from sublet.office.shared_socket import KEYS_MAX, SharedSocket, TooManyOfUser
 from sublet.values import LeaseId, TenantId
 from sublet.wire.guests import Guests, ListGuests, Troubles
 from sublet.wire.http import AuditReport, LeaseView
 
 JSON: Final = b"application/json"
 REFUSAL_EVERY_S: Final = 0.02
-"""A tenant beyond its rate hears of it this often, on however many connections it asks: a client that asks again at
-once would otherwise take the office's one loop, and a core for itself, with requests that come to nothing."""
+"""A tenant, or a user, beyond its rate hears of it this often, on however many connections it asks: a client that asks
+again at once would otherwise take the office's one loop, and a core for itself, with requests that come to nothing."""
 REFUSAL_MAX_S: Final = 1.0
 """The longest that one of them waits for its refusal."""
 _CLOSES: Final = "the office is closing"
@@ -169,8 +169,9 @@ class ApiService:
     counting: Counting = field(init=False)
     _turns: dict[TenantId, deque[asyncio.Future[None]]] = field(init=False, default_factory=dict)
     """Of tenants that have had a request carried out in this turn of the loop: what waits for the next."""
-    _refused_at_s: dict[TenantId, float] = field(init=False, default_factory=dict)
-    """When the last refusal of each tenant beyond its rate is answered, by the clock of the loop."""
+    _refused_at_s: dict[TenantId | int | None, float] = field(init=False, default_factory=dict)
+    """When the last refusal of each tenant, or user of the machine, beyond its rate is answered, by the clock of the
+    loop."""
     requests: int = 0
     """Since the start: tells a reader whether clients still call."""
     closing: bool = False
@@ -345,11 +346,14 @@ class ApiService:
                 return
         del self._turns[tenant]
 
-    async def pace_refusal(self, tenant: TenantId) -> None:
-        """Wait until this tenant may hear of one more request that was beyond its rate."""
+    async def pace_refusal(self, error: TooMany | TooManyOfUser) -> None:
+        """Wait until this tenant, or user, may hear of one more request that was beyond its rate."""
+        whose = error.tenant if isinstance(error, TooMany) else error.uid
         now_s = asyncio.get_running_loop().time()
-        next_s = self._refused_at_s.get(tenant, 0.0) + REFUSAL_EVERY_S
-        at_s = self._refused_at_s[tenant] = min(max(now_s, next_s), now_s + REFUSAL_MAX_S)
+        next_s = self._refused_at_s.pop(whose, 0.0) + REFUSAL_EVERY_S
+        at_s = self._refused_at_s[whose] = min(max(now_s, next_s), now_s + REFUSAL_MAX_S)
+        if len(self._refused_at_s) > KEYS_MAX:
+            del self._refused_at_s[next(iter(self._refused_at_s))]
         if at_s > now_s:
             await asyncio.sleep(at_s - now_s)
 
@@ -372,7 +376,7 @@ class ApiService:
         """A request came over a shared socket, whosever it is."""
         try:
             self.shared.asked(origin, now_ns)
-        except CapacityExceeded:
+        except TooManyOfUser:
             self.limit("shared_requests")
             raise
 

@@ -13,6 +13,8 @@ from sublet.office.api import processes as seen_processes
 from sublet.office.api import server as http_server
 from sublet.office.api.processes import ProcessTable
 from sublet.office.api.server import HttpServer
+from sublet.office.api.service import REFUSAL_EVERY_S
+from sublet.office.policy_file import PolicyLimits
 from tests.unit.office.api.bench import bench, run
 
 STRANGER = 65534
@@ -76,5 +78,46 @@ def test_operators_see_who_is_connected_over_the_shared_socket(monkeypatch: pyte
             for _ in range(3):
                 await asyncio.sleep(0)
             assert (await b.ask("GET", "/v1/connections")).json == []
+
+    run(story)
+
+
+def test_a_user_beyond_its_rate_hears_of_it_at_an_even_pace_on_all_its_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever tokens it shows; another user is answered meanwhile."""
+    uids = iter((STRANGER,) * 6 + (STRANGER - 1,))
+    monkeypatch.setattr(seen_processes, "_origin", lambda _sock, shared: Origin(shared=shared, uid=next(uids), pid=77))
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        async with bench() as b:
+            b.service.go_by(PolicyLimits(given={"user.requests_per_minute": 60}))
+            server = HttpServer(b.app, on_limit=b.service.limit, processes=ProcessTable(), shared=True)
+            with contextlib.ExitStack() as stack:
+                here: list[socket.socket] = []
+                for _ in range(7):
+                    near, far = socket.socketpair()
+                    stack.callback(near.close)
+                    near.setblocking(False)
+                    await loop.connect_accepted_socket(server._protocol, far)
+                    here.append(near)
+
+                async def ask(which: int) -> bytes:
+                    await loop.sock_sendall(here[which], HELLO)
+                    return await loop.sock_recv(here[which], 4096)
+
+                while (await ask(0)).startswith(b"HTTP/1.1 200"):
+                    pass
+                began_s = loop.time()
+                refused = [asyncio.ensure_future(ask(which)) for which in range(6)]
+                assert (await ask(6)).startswith(b"HTTP/1.1 200")
+                assert not any(one.done() for one in refused), "their pace is no other user's"
+                for answer in await asyncio.gather(*refused):
+                    head = answer.partition(b"\r\n\r\n")[0].lower()
+                    assert head.startswith(b"http/1.1 409 ")
+                    assert b"\r\nretry-after: 1" in head
+                assert loop.time() - began_s >= 6 * REFUSAL_EVERY_S
+            await server.close()
 
     run(story)
