@@ -20,9 +20,9 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from sublet.errors import InvalidRequest, NotFound, Unauthorized
+from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
 from sublet.lazy_dataclass import dataclass
-from sublet.studio.store import Database
+from sublet.studio.store import Database, SqliteStore
 from sublet.values import NS_PER_S, valid_name
 
 DATABASE: Final = "people.db"
@@ -216,7 +216,9 @@ class People:
         """A token, to be shown this once. The one with this label before it, and its cookies, open nothing more."""
         person = self.find(name)
         with self._database.changing() as db:
-            return self._insert_token(db, person, valid_name(label, "label"), valid_s, scope or Scope())
+            made = self._insert_token(db, person, valid_name(label, "label"), valid_s, scope or Scope())
+        self._make_store(person)
+        return made
 
     def revoke(self, name: str, label: str | None = None) -> int:
         """The token with this label opens nothing from then on; without one, all tokens and the invite do not. How many
@@ -283,7 +285,9 @@ class People:
                 secret = row[0]
                 until_ns = self._wall_ns() + round(valid_s * NS_PER_S)
                 db.execute("UPDATE token SET expires_ns = ? WHERE secret = ?", (until_ns, secret))
-            return self._insert_cookie(db, secret, valid_s)
+            cookie = self._insert_cookie(db, secret, valid_s)
+        self._make_store(person)
+        return cookie
 
     def sign_out(self, cookie: str) -> None:
         """The cookie opens nothing from then on."""
@@ -353,9 +357,16 @@ class People:
             person = _person(row)
             db.execute("DELETE FROM invite WHERE person = ?", (person.id,))
             token = self._insert_token(db, person, FIRST_LABEL, None, Scope())
-            return person, token, self._insert_cookie(db, _hash(token), valid_s)
+            cookie = self._insert_cookie(db, _hash(token), valid_s)
+        self._make_store(person)
+        return person, token, cookie
 
     # ---- within
+
+    def _make_store(self, person: Person) -> None:
+        """The database of the person's sessions, which the first request then need not wait for."""
+        with contextlib.suppress(OSError, SubletError):  # a disk without room: the first session makes it, or says so
+            SqliteStore(records_folder(self._database.path.parent, person)).make()
 
     def _row(self, query: str, digest: str) -> _Row | None:
         """The row of a secret. It is remembered until anything in the database was written, by whichever process: to
@@ -423,6 +434,11 @@ class People:
         if token.expires_ns is not None and token.expires_ns <= self._wall_ns():
             raise Unauthorized("the token has expired", do="Ask the operator for another (`sublet person token`).")
         return token
+
+
+def records_folder(folder: Path, person: Person) -> Path:
+    """Where the records of this person's sessions lie. ``folder``: of all sessions."""
+    return folder if person.tenant == OWNER_TENANT else folder / "people" / person.id
 
 
 def _insert(db: sqlite3.Connection, person: Person) -> None:

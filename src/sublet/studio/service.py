@@ -30,7 +30,7 @@ from sublet.studio.office import FabricOffice, open_sessions, seen_as, sessions_
 from sublet.studio.open_pages import Mark, OpenPages
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.page import ENDED_SHOWN, ConnectView
-from sublet.studio.people import OWNER_TENANT, People, Person
+from sublet.studio.people import OWNER_TENANT, People, Person, records_folder
 from sublet.studio.plan import Plan, last_plan
 from sublet.studio.presence import Presence, Presences
 from sublet.studio.records import Entry, Record, Session, Started, Terms
@@ -592,5 +592,4 @@ class Studio:
 
 def person_folder(home: Path, person: Person) -> Path:
     """Where the records of this person's sessions lie."""
-    folder = sessions_folder(str(home))
-    return folder if person.tenant == OWNER_TENANT else folder / "people" / person.id
+    return records_folder(sessions_folder(str(home)), person)

@@ -71,6 +71,12 @@ class Database:
         self._kept: sqlite3.Connection | None = None
         self._keepers = 0
 
+    def make(self) -> None:
+        """An empty one, where there is none yet."""
+        with self._locked():
+            if not self.path.exists():
+                self._make()
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
         """Opened for each use: a program holds it for years, forks, and asks it for something twice a day."""
@@ -200,6 +206,10 @@ class SqliteStore:
         if [entry.seq for entry in entries] != list(range(after + 1, after + 1 + len(entries))):
             raise self._damaged("records are missing")
         return entries
+
+    def make(self) -> None:
+        """The first append need not make the database then, which is synced three times."""
+        self._database.make()
 
     def kept(self) -> contextlib.AbstractContextManager[None]:
         """In the block an append takes half of its time, on a disk. Other threads and processes notice nothing."""

@@ -61,7 +61,7 @@ from sublet.studio.page import ConnectView
 from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Scope, Token
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.sessions import WouldBeLost
-from sublet.studio.turns import Turns
+from sublet.studio.turns import Pause, Turns
 from sublet.studio.views import Json
 from sublet.values import NS_PER_S, parse_duration_ns, parse_size
 from sublet.wire.decoders import convert_to
@@ -75,7 +75,8 @@ SPACING_S: Final = 0.1
 """Between two looks for one open page, however much changes."""
 COOKIE: Final = "sublet_studio"
 PAGES_AT_ONCE: Final = {"person": 1, "tenant": 2, "everything": 8}
-"""Open pages that are made anew at one moment, in threads of their own: no request waits for them."""
+"""Open pages that are made anew at one moment, in threads of their own: no request waits for them. None is begun while
+a request is on its way to the office (``turns.Pause``)."""
 HEARTBEAT_S: Final = 10.0
 """The browser of an open page hears something so often, also where nothing has changed."""
 HANDSHAKE_COOKIE: Final = "sublet_studio_hub"
@@ -427,6 +428,7 @@ class _Web:
     def __init__(self, studio: Studio, hub: HubPeople | None) -> None:
         self._studio, self._hub = studio, hub
         self._failing: list[str] = []
+        self._pause = Pause()
         self.metrics = StudioMetrics(studio)
 
     @functools.cached_property
@@ -435,7 +437,7 @@ class _Web:
 
     @functools.cached_property
     def _page_turns(self) -> Turns:
-        return Turns(self._studio.watch, **PAGES_AT_ONCE)
+        return Turns(self._studio.watch, pause=self._pause, **PAGES_AT_ONCE)
 
     async def _in_turn(self, person: Person, work: Callable[[], _T]) -> _T:
         """What asks the office."""
@@ -482,6 +484,7 @@ class _Web:
         """A route that answers a person's token with JSON."""
 
         async def answer(request: Request) -> Response:
+            self._pause.request_came()
             is_known = False
             try:
                 body = await _body(request) if request.method == "POST" else b""
@@ -640,6 +643,7 @@ class _Web:
         """A route that takes a form of the page, and shows the page again."""
 
         async def answer(request: Request) -> Response:
+            self._pause.request_came()
             form: dict[str, str] = {}
             try:
                 _check_origin(request)

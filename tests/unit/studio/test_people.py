@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import secrets
+import shutil
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +28,9 @@ from sublet.studio.people import (
     People,
     Scope,
     Token,
+    records_folder,
 )
-from sublet.studio.store import FRESH_NS, Database
+from sublet.studio.store import DATABASE, FRESH_NS, Database
 from sublet.values import NS_PER_S
 
 
@@ -55,7 +57,8 @@ def member(stage: Stage, name: str = "ana", valid_s: float | None = None) -> str
 
 
 def on_disk(stage: Stage) -> bytes:
-    return b"".join(path.read_bytes() for path in stage.people._database.path.parent.iterdir())
+    files = (path for path in stage.people._database.path.parent.rglob("*") if path.is_file())
+    return b"".join(path.read_bytes() for path in files)
 
 
 def test_a_token_is_its_persons_and_stored_as_its_hash(stage: Stage) -> None:
@@ -218,6 +221,30 @@ def test_a_person_has_a_bounded_number_of_tokens(stage: Stage) -> None:
         with pytest.raises(InvalidRequest, match="not a valid label"):
             stage.people.new_token("ana", label)
     assert len(stage.people.tokens(stage.people.find("ana"))) == TOKENS_MAX
+
+
+@pytest.mark.parametrize("how", ["token", "invite", "hub"])
+def test_with_the_first_token_a_person_has_a_database_for_sessions(stage: Stage, tmp_path: Path, how: str) -> None:
+    """So that a request, which is in more of a hurry, does not wait until one is made. Who only was added has none, and
+    a disk that takes none is no error here."""
+    people, folder = stage.people, tmp_path / "studio"
+    for name in ("ana", "bob"):
+        person = people.add(name, "physics")
+        database = records_folder(folder, person) / DATABASE
+        assert database == folder / "people" / person.id / DATABASE
+        assert not database.exists()
+        if name == "bob":
+            shutil.rmtree(folder / "people")
+            (folder / "people").touch()
+        if how == "token":
+            people.of_token(people.new_token(name))
+        elif how == "invite":
+            people.of_token(people.accept(people.invite(name))[1])
+        else:
+            people.of_cookie(people.sign_in_by_hub(person))
+        if name == "ana":
+            with contextlib.closing(sqlite3.connect(database)) as db:
+                assert db.execute("SELECT count(*) FROM record").fetchone() == (0,)
 
 
 def test_an_invite_is_good_once(stage: Stage) -> None:

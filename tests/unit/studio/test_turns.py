@@ -10,7 +10,7 @@ import pytest
 
 from sublet.errors import Disconnected, SubletError
 from sublet.studio import turns
-from sublet.studio.turns import PERSON_MAX, TENANT_MAX, OfficeWatch, Turns, is_slow
+from sublet.studio.turns import PERSON_MAX, TENANT_MAX, OfficeWatch, Pause, Turns, is_slow
 from tests.traces import until
 
 PATIENCE_S = 60.0
@@ -96,6 +96,52 @@ def test_work_is_broken_off_at_its_limit_and_what_had_not_begun_is_not_done(monk
         assert work.count == PERSON_MAX, "the other four were never begun"
 
     asyncio.run(play())
+
+
+def test_no_page_is_begun_for_a_moment_after_a_request_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests go on meanwhile, and the pause is over in its time."""
+    monkeypatch.setattr(turns, "PAUSE_S", 0.2)
+
+    async def play() -> None:
+        pause, done = Pause(), list[str]()
+        requests, pages = Turns(OfficeWatch(lambda: None)), Turns(OfficeWatch(lambda: None), pause=pause)
+        await pages.run("ana", "physics", lambda: done.append("before"), FOREVER_S)
+        pause.request_came()
+        page = asyncio.create_task(pages.run("ana", "physics", lambda: done.append("page"), FOREVER_S))
+        await requests.run("bob", "biology", lambda: done.append("request"), FOREVER_S)
+        await page
+        assert done == ["before", "request", "page"]
+
+    asyncio.run(play())
+
+
+def test_pauses_take_a_part_of_the_time_however_many_requests_come() -> None:
+    """A request in each millisecond of a minute: pages have three quarters of it."""
+
+    class Loop(asyncio.SelectorEventLoop):
+        now_s = 0.0
+
+        def time(self) -> float:
+            return self.now_s
+
+    async def play() -> None:
+        pause, paused_ms, loop = Pause(), 0, asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        for _ in range(60_000):
+            loop.now_s += 0.001
+            pause.request_came()
+            over = pause.over()
+            try:
+                over.send(None)
+            except StopIteration:
+                pass
+            else:
+                paused_ms += 1
+            over.close()
+        assert paused_ms / 60_000 == pytest.approx(1 / turns.PAUSE_SHARE, abs=0.02)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(play())
 
 
 def test_a_request_that_waits_is_not_looked_at_before_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
