@@ -102,12 +102,12 @@ def judge(story: Story, point: Point, status: int, place: Path) -> None:
     home = place / "home"
     answered = len(Diary.read(place / "diary"))
     if point.fault not in KILLS and point.call != "unlink":
-        assert not [path.name for path in home.glob("*~*")], "a failure leaves nothing half-made"
+        assert not [path.name for path in home.rglob("*~*")], "a failure leaves nothing half-made"
     home.mkdir(mode=0o700, exist_ok=True)
     books = program.books(home)
     allowed = story.books[answered : answered + 2] if status else story.books[-1:]
     assert books in allowed, f"after {answered} answered steps the books are those of none of {len(allowed)}"
-    assert all(path.stat().st_mode & 0o077 == 0 for path in home.iterdir()), "they are its owner's alone"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in home.rglob("*")), "they are its owner's alone"
     go_on(home)
 
 

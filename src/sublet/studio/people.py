@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from sublet.client.home import make_private_dir
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
 from sublet.lazy_dataclass import dataclass
 from sublet.studio.store import Database, SqliteStore
@@ -366,7 +367,9 @@ class People:
     def _make_store(self, person: Person) -> None:
         """The database of the person's sessions, which the first request then need not wait for."""
         with contextlib.suppress(OSError, SubletError):  # a disk without room: the first session makes it, or says so
-            SqliteStore(records_folder(self._database.path.parent, person)).make()
+            folder = records_folder(self._database.path.parent, person)
+            make_private_dir(folder.parent)
+            SqliteStore(folder).make()
 
     def _row(self, query: str, digest: str) -> _Row | None:
         """The row of a secret. It is remembered until anything in the database was written, by whichever process: to
