@@ -102,7 +102,7 @@ LEFT_ALONE: Final = ("lease/drawing.py", "office/api/openapi.py", "*/__init__.py
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "lease": ("tests/unit/lease", "tests/transcripts", "tests/unit/node/agent", "tests/unit/client"),
     "office": (
-        *("tests/unit/office/ledger", "tests/transcripts", "tests/unit/office/api", "tests/unit/office/journal"),
+        *("tests/unit/office", "tests/transcripts"),
         *("tests/integration/test_office_http.py", "tests/integration/test_client.py"),
         *("tests/crash/test_journal_crash.py", "tests/integration/test_resume.py"),
     ),

@@ -14,7 +14,7 @@ set -eu
 VM=${VM:-/var/tmp/sublet-vm} LIMIT=${LIMIT:-3000}
 cd "$(dirname "$0")/.."
 here=$PWD
-[ $# -gt 0 ] || set -- tests/unit/node/supervisor/test_project_quota.py tests/integration/test_trees.py \
+[ $# -gt 0 ] || set -- tests/unit/node/storage/test_project_quota.py tests/integration/test_trees.py \
     tests/integration/test_supervisor_life.py
 
 die() { echo "tools/vm.sh: $*" >&2; exit 1; }

@@ -38,7 +38,7 @@ from sublet.values import MIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId, Te
 from sublet.wire.orders import Part
 from sublet.wire.volumes import Collect, Publish, VolumeOpened
 from tests.security.kernels import KERNELS, on_kernel
-from tests.unit.node.supervisor.test_lease_runtime import NoGroups
+from tests.unit.node.processes.test_lease_runtime import NoGroups
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has a privileged part")
 

@@ -21,7 +21,7 @@ from sublet.state.checkpoints.store import Copied, FolderStore, copy_checkpoint,
 from sublet.state.checkpoints.writer import Author
 from sublet.values import MIB
 from sublet.wire.volumes import COPIED, Collect, CopiedIn, CopyIn
-from tests.unit.node.supervisor.test_publish import E5, A, Bench, big
+from tests.unit.node.storage.test_publish import E5, A, Bench, big
 
 
 @pytest.fixture
