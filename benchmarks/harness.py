@@ -223,6 +223,11 @@ def is_first_in_line() -> bool:
     return os.sched_getscheduler(0) == os.SCHED_FIFO
 
 
+def medians_us(rounds_ns: Sequence[Sequence[int]]) -> list[float]:
+    """The upper median of each round of single operations, in microseconds."""
+    return [sorted(ns)[len(ns) // 2] / 1e3 for ns in rounds_ns]
+
+
 def figure(
     name: str,
     unit: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 __all__ = [
     "Child",
@@ -79,6 +80,14 @@ class Child:
         except BrokenPipeError:
             return ""
         return self._process.stdout.readline()
+
+    def ask_json(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Write a document, read one; an error where the process has ended."""
+        line = self.ask(json.dumps(message))
+        if not line:
+            raise RuntimeError(f"the {self.name} ended: {self.complaint()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def answer(self) -> str:
         """Another line, for one that says more than one."""

@@ -7,11 +7,10 @@ of different weights, in the other there are no groups, so all of them are sorte
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.harness import Bench, Figure, Goal, Row, figure, medians_us
 from benchmarks.procs import Child
 
 WAITING: Final = 10_000
@@ -37,17 +36,17 @@ def measure(bench: Bench) -> list[Figure]:
             words = [sys.executable, "-m", "benchmarks.waiting_ledger"]
             ledgers[groups] = child = Child(words, name=f"ledger with {groups} groups", pipes=True)
             stack.callback(child.end)
-            grown = _ask(child, {"waiting": waiting, "tenants": tenants, "groups": groups})
+            grown = child.ask_json({"waiting": waiting, "tenants": tenants, "groups": groups})
             bench.say(f"{grown['waiting']:,} requests wait, {groups} groups")
         for number in range(rounds + 1):
             for groups, child in ledgers.items():
-                answer = _ask(child, {"most": OPERATIONS})
+                answer = child.ask_json({"most": OPERATIONS})
                 if number:  # the first round warms up
                     for operation, ns in answer.items():
                         took.setdefault((operation, groups), []).append(ns)
     figures = []
     for operation in ("acquire", "release"):
-        with_groups, without = (_medians_us(took[operation, groups]) for groups in (GROUPS, 0))
+        with_groups, without = (medians_us(took[operation, groups]) for groups in (GROUPS, 0))
         costs = [a / b for a, b in zip(with_groups, without, strict=True)]
         figures.append(figure(cost_name(operation), "×", costs))
         for name, medians, groups in (("with", with_groups, GROUPS), ("without", without, 0)):
@@ -58,18 +57,6 @@ def measure(bench: Bench) -> list[Figure]:
         "its device is clear, the grant to the next request, and that one's claim; an acquire its place in the queue."
     )
     return figures
-
-
-def _ask(child: Child, message: dict[str, Any]) -> dict[str, Any]:
-    line = child.ask(json.dumps(message))
-    if not line:
-        raise RuntimeError(f"the {child.name} ended: {child.complaint()}")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
-
-
-def _medians_us(rounds: list[list[int]]) -> list[float]:
-    return [sorted(ns)[len(ns) // 2] / 1e3 for ns in rounds]
 
 
 ROW: Final = Row(

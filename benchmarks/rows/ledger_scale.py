@@ -12,11 +12,10 @@ counts against us.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.harness import Bench, Figure, Goal, Row, figure, medians_us
 from benchmarks.procs import Child
 
 OPERATIONS: Final = ("acquire", "renew", "release")
@@ -47,7 +46,7 @@ def measure(bench: Bench) -> list[Figure]:
             child = Child([sys.executable, "-m", "benchmarks.bare_ledger"], name=f"ledger of {size:,}", pipes=True)
             stack.callback(child.end)
             ledgers[size] = child
-            grown = _ask(child, {"grow": size})
+            grown = child.ask_json({"grow": size})
             per_lease.append(grown["bytes"] / size)
             growing_us.append(grown["took_s"] / size * 1e6)
             bench.say(f"{size:,} leases in {grown['took_s']:.1f} s, {per_lease[-1]:,.0f} bytes each")
@@ -58,7 +57,7 @@ def measure(bench: Bench) -> list[Figure]:
             for size, child in ledgers.items():
                 for operation in (*OPERATIONS, UPKEEP):
                     asked = {"operation": operation, "seconds": SECONDS_MAX, "most": OPERATIONS_MAX}
-                    ns = _ask(child, asked)["ns"]
+                    ns = child.ask_json(asked)["ns"]
                     if number and ns:  # the first round warms up
                         took[operation, size].append(ns)
             bench.say(f"round {number} of {rounds}: " + _shown(took, sizes) if number else "warmed up")
@@ -70,7 +69,7 @@ def measure(bench: Bench) -> list[Figure]:
         for size in sizes:
             rounds_ns = took[operation, size]
             single = [ns / 1e3 for one in rounds_ns for ns in one]
-            figures.append(figure(f"{operation}, {size:,} leases", "µs", _medians_us(rounds_ns), operations=single))
+            figures.append(figure(f"{operation}, {size:,} leases", "µs", medians_us(rounds_ns), operations=single))
     for size, mean_us in zip(sizes, growing_us, strict=True):
         figures.append(figure(f"acquire while growing to {size:,} leases, mean", "µs", [mean_us]))
     figures.append(figure(f"memory per lease, {sizes[-1]:,} leases", "bytes", per_lease[-1:]))
@@ -84,26 +83,14 @@ def measure(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _ask(child: Child, message: dict[str, Any]) -> dict[str, Any]:
-    line = child.ask(json.dumps(message))
-    if not line:
-        raise RuntimeError(f"the {child.name} ended: {child.complaint()}")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
-
-
-def _medians_us(rounds: list[list[int]]) -> list[float]:
-    return [sorted(ns)[len(ns) // 2] / 1e3 for ns in rounds]
-
-
 def _whole_us(took: dict[tuple[str, int], list[list[int]]], operation: str, size: int) -> list[float]:
     """An operation with its share of the upkeep, round by round."""
-    single, share = _medians_us(took[operation, size]), _medians_us(took[UPKEEP, size])
+    single, share = medians_us(took[operation, size]), medians_us(took[UPKEEP, size])
     return [a + b for a, b in zip(single, share, strict=True)]
 
 
 def _shown(took: dict[tuple[str, int], list[list[int]]], sizes: tuple[int, ...]) -> str:
-    latest = {key: _medians_us(rounds[-1:])[0] for key, rounds in took.items()}
+    latest = {key: medians_us(rounds[-1:])[0] for key, rounds in took.items()}
     return ", ".join(
         f"{op} {' '.join(f'{latest[op, size]:,.0f}' for size in sizes)} µs" for op in (*OPERATIONS, UPKEEP)
     )
