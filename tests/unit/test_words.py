@@ -30,6 +30,7 @@ RULES: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("gone on with",), r"\b{}\b", "used after that, continued, resumed"),
     (("scaffolding",), r"\b{}\b", "temporaries"),
     (("whereabouts",), r"\b{}\b", "environment: folder and variables"),
+    (("errand",), r"{}s?\b", "forked job, background request"),
     (("hitherto", "henceforth", "hereafter", "thereupon", "yonder"), r"\b{}\b", "plain words"),
     (("questions about this volume wait",), r"\b{}\b", "the volume's request queue is full"),
     (("Who ",), r"(?m)(?:^\s*(?:[#*|-] ?)?|\"\"\"|[.:;|] ){}(?![^?\n]*\?|\|)", "the part's name: the holder that …"),
@@ -83,6 +84,7 @@ def test_words_that_were_mended_do_not_come_back() -> None:
         "the office has 50000 requests before this one",
         "64 questions about this volume wait already",
         "cell 3 gives x a value itself, and it is gone on with",
+        "for index in errands:",
     ],
 )
 def test_a_rule_catches_what_it_is_for(line: str) -> None:

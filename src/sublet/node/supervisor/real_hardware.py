@@ -370,8 +370,8 @@ AGAIN_NS: Final = 200_000_000
 PROGRAM: Final = "sublet.node.agent.clean_card"
 NEEDED: Final = "pynvml"
 LOADED: Final = (PROGRAM, "ctypes.util", "string")
-"""What the program imports of ours and of Python's own, and what ``NEEDED`` does: a third of what an errand takes. A
-supervisor with cards has 2 MiB more for it. What is installed is imported by errands alone."""
+"""What the program imports of ours and of Python's own, and what ``NEEDED`` does: a third of what a forked job takes. A
+supervisor with cards has 2 MiB more for it. What is installed is imported by forked jobs alone."""
 
 Run = Callable[[Sequence[str]], str]
 """What a forked job does to have the program run: its answer is what that writes."""

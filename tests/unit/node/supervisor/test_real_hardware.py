@@ -67,8 +67,8 @@ print(real_hardware.NEEDED in known, real_hardware.PROGRAM in before)
 """
 
 
-def test_a_supervisor_loads_what_its_errands_need_when_a_card_is_lent_and_nothing_that_is_installed() -> None:
-    """A third of the time of each errand went into that; and a supervisor without cards has no use for it."""
+def test_a_supervisor_loads_what_its_forked_jobs_need_when_a_card_is_lent_and_nothing_that_is_installed() -> None:
+    """A third of the time of each forked job went into that; and a supervisor without cards has no use for it."""
     argv = [sys.executable, "-I", "-S", "-c", IN_A_SUPERVISOR, package_folder()]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["[]", "False False"]
