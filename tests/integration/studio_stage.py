@@ -162,15 +162,19 @@ class Browser:
 
     def __init__(self, stage: StudioStage) -> None:
         self.stage, self.cookie, self.given = stage, "", ""
+        self._forms: dict[str, str] = {}
 
     def look(self, path: str = "/") -> Answer:
         return self.stage.ask("GET", path, None, {"cookie": self.cookie})
 
     @property
     def form_token(self) -> str:
-        found = re.search(r'name="form" value="(\w+)"', self.look().text)
-        assert found is not None
-        return found[1]
+        """That of the first page it looked at, which holds for as long as the cookie."""
+        if self.cookie not in self._forms:
+            found = re.search(r'name="form" value="(\w+)"', self.look().text)
+            assert found is not None
+            self._forms[self.cookie] = found[1]
+        return self._forms[self.cookie]
 
     def send(self, path: str, fields: dict[str, str], **headers: str) -> Answer:
         """A form."""
@@ -187,7 +191,7 @@ class Browser:
         return answer
 
     def press(self, path: str, **fields: str) -> Answer:
-        """A form of the page that it looks at."""
+        """A form of the page."""
         return self.send(path, {"form": self.form_token, **fields})
 
 

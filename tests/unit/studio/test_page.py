@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, Final
 
@@ -93,16 +94,18 @@ def offer(**more: Any) -> dict[str, Any]:
     return said | {"price": "0.5", "asked_price": "2.0", "currency": "EUR"} | more
 
 
-@pytest.mark.parametrize("place", ["name", "state", "reason", "saved_at", "volume", "started_at", "id", "end"])
-@pytest.mark.parametrize("state", ["resting", "waiting", "active", "ended"])
-def test_no_text_of_a_session_becomes_markup(place: str, state: str) -> None:
-    said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
-    said["end"] = "ended" if state == "ended" else None
-    page = sessions_page(token(), [view(**{**said, place: EVIL})], "f", connect())
-    found = Elements(page)
-    assert found.names.count("script") == 1, "the page's own"
-    assert "img" not in found.names
-    assert not any(name.startswith("on") for name, _ in found.attributes)
+def test_no_text_of_a_session_becomes_markup() -> None:
+    for state, place in itertools.product(
+        ("resting", "waiting", "active", "ended"),
+        ("name", "state", "reason", "saved_at", "volume", "started_at", "id", "end"),
+    ):
+        said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
+        said["end"] = "ended" if state == "ended" else None
+        page = sessions_page(token(), [view(**{**said, place: EVIL})], "f", connect())
+        found, where = Elements(page), (state, place)
+        assert found.names.count("script") == 1, f"{where}: the page's own"
+        assert "img" not in found.names, where
+        assert not any(name.startswith("on") for name, _ in found.attributes), where
 
 
 def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
