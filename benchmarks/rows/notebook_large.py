@@ -1,6 +1,8 @@
 """What large values cost a `%%gpu` cell: half a million strings, a figure with 100 subplots, one that is deleted.
 
-The peer is the same cell in a plain kernel. The set holds values that are equal or have the same hash beside its
+The peer is the same cell in a plain kernel. Both show the figure below the cell, as a notebook does unless it is told
+otherwise. (Another backend, such as `%matplotlib agg`, stays on the side that chose it: the notebook then draws the
+figure once more, to show it.) The set holds values that are equal or have the same hash beside its
 strings (-1 and -2; `True`, which is all that a set keeps of 1, 1.0 and True), and each cell says which of them it has.
 """
 
@@ -45,7 +47,7 @@ def measure(bench: Bench) -> list[Figure]:
         )
         figures.append(figure(STRINGS, "ms", a, b, peer_name="plain ipykernel"))
         for kernel, line in both:
-            kernel.run(f"{line}%matplotlib agg\n{WARM}")
+            kernel.run(f"{line}%matplotlib inline\n{WARM}")
 
         deleted: tuple[list[float], list[float]] = [], []
 
