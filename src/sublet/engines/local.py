@@ -336,17 +336,14 @@ class Office:
     def _look_if_idle(self) -> None:
         """End an embedded office that is idle; looked at twice a minute."""
         now_ns = self.clock.now_ns()
-        if self.service.in_use or self._is_busy or self.service.requests != self._requests_seen:
+        is_asked = self.server.busy or (self._shared_server is not None and self._shared_server.busy)
+        if self.service.in_use or is_asked or self.service.requests != self._requests_seen:
             self._requests_seen = self.service.requests
             self._idle_since_ns = now_ns
         elif now_ns - self._idle_since_ns >= IDLE_ENDS_S * NS_PER_S:
             self.stop()
             return
         self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
-
-    @property
-    def _is_busy(self) -> bool:
-        return bool(self.server.busy or (self._shared_server is not None and self._shared_server.busy))
 
     async def apply_limits(self, caller: Caller) -> PolicyLimits:
         """Read ``policy.toml`` again and go by it. With a mistake in it, or if it cannot be written down who did it,

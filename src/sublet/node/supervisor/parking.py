@@ -264,7 +264,9 @@ class Parker:
             return
         del self._leaving[tenancy.lease]
         cards = _cards_of(tenancy)
-        is_idle = tenancy.is_at_rest() and all(_serves_calls(guest) for guest in tenancy.running())
+        is_idle = tenancy.is_at_rest() and all(
+            guest.spec.serves and guest.spec.entry in SERVES_CALLS for guest in tenancy.running()
+        )
         tenancy.move_to(under, is_parked=True)
         under.cards = cards
         for guest in under.running():
@@ -352,10 +354,6 @@ def _programs(
     ranks = [guest for guest in guests if guest.spec.device >= 0]
     yield pids_of(ranks)
     yield from (pids_of([guest]) for guest in guests if guest.spec.device < 0)
-
-
-def _serves_calls(guest: GuestProcess) -> bool:
-    return guest.spec.serves and guest.spec.entry in SERVES_CALLS
 
 
 # ----------------------------------------------------------------------------------------------------------- standstill
