@@ -46,7 +46,7 @@ SWITCH_S: Final = 0.0005
 much longer while pages are made, and a request has a dozen."""
 COLLECT_AFTER: Final = (5_000, 20, 200)
 """Objects, and collections of the younger ones, after which garbage is collected: young, middle, all. With Python's
-numbers everything is walked through twice a minute with 500 pages open, for 40 ms in which no request goes on."""
+numbers all of it is walked through again and again while hundreds of pages change, and no request goes on meanwhile."""
 GRACE_S: Final = 2
 """Requests in progress have this long when the studio ends; open pages are cut off."""
 
