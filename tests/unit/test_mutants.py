@@ -203,7 +203,8 @@ def make_project(folder: Path, tests: str) -> None:
     (folder / ".gitignore").write_text("/.venv\n/.mutants\n__pycache__\n")
     (folder / ".venv/bin").mkdir(parents=True)
     interpreter = folder / ".venv/bin/python"
-    interpreter.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/src exec {sys.executable} "$@"\n')
+    plugins = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_PLUGINS=pytest_timeout"  # others take longer than its tests
+    interpreter.write_text(f'#!/bin/sh\n{plugins} PYTHONPATH={folder}/src exec {sys.executable} "$@"\n')
     interpreter.chmod(0o755)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
 
