@@ -50,11 +50,13 @@ demo: $(DEMO_READY) ## see it work, in half a minute: a cell loses its GPU and g
 	@$(VENV)/bin/sublet demo
 endif
 
-# Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.
+# Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here. The tests of a
+# new checkout too, which pytest compiles in its own way: else each of its processes would compile all of them at once.
 test: export PYTHONDONTWRITEBYTECODE =
 test: export SUBLET_AGAIN = 1
 test: $(READY) $(TORCH_READY) $(HUB_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=8 for so many at a time
-	@$(PY) -m compileall -q src
+	@$(PY) -m compileall -q -j 0 src
+	@[ -d tests/unit/__pycache__ ] || $(PY) -m pytest --collect-only -q $(TESTS) >/dev/null || true
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 --durations=20 --durations-min=2 $(TESTS)
 
 lint: $(READY) ## style: ruff, formatting, and lock files without addresses
