@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from sublet.client.home import runtime_dir, socket_path
-from tests.commands import run_program
+from tests.commands import run_program, start_piped
 from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_
 SECOND: Final = pytest.mark.xdist_group("tests/rig/test_office.py, second office")
 """For half of the tests, by the time that they take: these have a machine and an office of their own."""
 WAIT_S: Final = 120.0
+Cells = Callable[[Sequence[str]], Any]
 
 USES_A_CARD: Final = """
 import json, os, sys
@@ -91,15 +92,21 @@ with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB") as lease:
 """
 
 
-CELLS: Final = """
-import json
+NOTEBOOK: Final = """
+import json, sys
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
-def cell(text):
-    shell.run_cell(text).raise_error()
-cell("%load_ext sublet")
-cell("x = 3")
-cell('''%%gpu --vram 60GiB
+shell.run_cell("%load_ext sublet").raise_error()
+for line in sys.stdin:
+    for cell in json.loads(line):
+        shell.run_cell(cell).raise_error()
+    print("\\n" + json.dumps([shell.user_ns["said"]]), flush=True)
+"""
+"""Runs the cells of a line, and prints what they say."""
+
+CELLS: Final = (
+    "x = 3",
+    """%%gpu --vram 60GiB
 from sublet.devices.cuda_driver import open_driver
 driver = open_driver()
 device = driver("t", "cuDeviceGet", 0)
@@ -107,10 +114,9 @@ driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
 driver("t", "cuMemsetD8", driver("t", "cuMemAlloc", 64 << 20), x, 64 << 20)
 uuid = bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex()
 import sublet
-y = [uuid, sublet.device(), sublet.current().devices[0], x + 1]
-''')
-print("\\n" + json.dumps(shell.user_ns["y"]), flush=True)
-"""
+said = [uuid, sublet.device(), sublet.current().devices[0], x + 1]
+""",
+)
 
 LAUNCH: Final = """
 def launch(count):
@@ -146,19 +152,14 @@ with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB") as lease:
 """
 """More than fit one buffer of CUPTI's, a few, and one of a session."""
 
-LAUNCHES_IN_A_CELL: Final = f"""
-import json
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-shell.run_cell("%load_ext sublet").raise_error()
-shell.run_cell('''%%gpu --vram 1GiB
+LAUNCHES_IN_A_CELL: Final = (
+    f"""%%gpu --vram 1GiB
 {LAUNCH}
 launch(5)
 import sublet
-lease = str(sublet.current().lease)
-''').raise_error()
-print("\\n" + json.dumps(shell.user_ns["lease"]), flush=True)
-"""
+said = str(sublet.current().lease)
+""",
+)
 
 TRAINS: Final = """
 import array, json, os, sys, time
@@ -312,6 +313,23 @@ def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell
     shell.end()
 
 
+@pytest.fixture(scope="module")
+def notebook(office: Shell) -> Iterator[Cells]:
+    """One for all tests, as a person has it: what it imports takes longer than most of them."""
+    with start_piped([sys.executable, "-c", NOTEBOOK], office.env, stdin=subprocess.PIPE, stderr=None) as process:
+
+        def said(cells: Sequence[str]) -> Any:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(cells).encode() + b"\n")
+            process.stdin.flush()
+            while not (line := first_line(process)).startswith(b"["):  # and what the cells print
+                assert line, "it has ended"
+            return json.loads(line)[0]
+
+        yield said
+        process.kill()
+
+
 @pytest.fixture
 def sublet(office: Shell) -> Iterator[Shell]:
     yield office
@@ -415,27 +433,27 @@ def test_training_goes_on_under_the_next_lease_with_the_state_of_the_last_step(
     assert not any(rig.dirty(index_of(rig, name)) for name in (card, other))
 
 
-def test_a_cell_of_a_notebook_computes_on_the_card_of_its_lease(office: Shell, sublet: Shell, rig: Rig) -> None:
-    uuid, device, leased, y = printed(office, CELLS)
+def test_a_cell_of_a_notebook_computes_on_the_card_of_its_lease(sublet: Shell, rig: Rig, notebook: Cells) -> None:
+    uuid, device, leased, y = notebook(CELLS)
     assert (device, y) == ("cuda:0", 4)
     assert index_of(rig, uuid) == index_of(rig, leased)
 
 
-@pytest.mark.parametrize(
-    ("program", "count"), [(LAUNCHES_IN_A_WORKER, 6008), (LAUNCHES_IN_A_CELL, 5)], ids=["worker", "cell"]
-)
 def test_launches_of_frameworks_are_counted_where_the_operator_says_so(
-    office: Shell, sublet: Shell, program: str, count: int
+    office: Shell, sublet: Shell, notebook: Cells
 ) -> None:
     """By CUPTI, each once, also one of a session in the same guest."""
-    line = billed(office, printed(office, program))
-    assert (line["launches"], line["uncounted"]) == (count, 0)
+    for lease, count in ((printed(office, LAUNCHES_IN_A_WORKER), 6008), (notebook(LAUNCHES_IN_A_CELL), 5)):
+        line = billed(office, lease)
+        assert (line["launches"], line["uncounted"]) == (count, 0), count
 
 
-def test_launches_are_not_counted_where_cupti_traces_nothing(office: Shell, sublet: Shell, rig: Rig) -> None:
+def test_launches_are_not_counted_where_cupti_traces_nothing(
+    office: Shell, sublet: Shell, rig: Rig, notebook: Cells
+) -> None:
     trouble = rig.trouble("cuptiActivityEnable", code=14)
     try:
-        line = billed(office, printed(office, LAUNCHES_IN_A_CELL))
+        line = billed(office, notebook(LAUNCHES_IN_A_CELL))
     finally:
         clear(trouble)
     assert (line["launches"], line["uncounted"]) == (None, 1)
