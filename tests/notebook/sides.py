@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from sublet.errors import SubletError
-from sublet.notebook import guest_side
+from sublet.notebook import groups, guest_side
 from sublet.notebook.lookups import looked_up
 from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.namespace_sync import BESIDE, NOTEBOOK, Outgoing, Space
@@ -44,6 +44,17 @@ class Other:
         if not ok:
             raise answer
         return answer
+
+    @contextlib.contextmanager
+    def hashing_columns_up_to(self, nbytes: int) -> Iterator[None]:
+        """Larger columns of text are told by their address meanwhile, there and here."""
+        before, there = groups.ARROW_MAX, self.ask("hash columns up to", nbytes)
+        groups.ARROW_MAX = nbytes  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            groups.ARROW_MAX = before  # type: ignore[misc]
+            self.ask("hash columns up to", there)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -76,6 +87,8 @@ def serve() -> None:
                 answer = digest()
             elif what == "run":
                 answer = run(args[0], vars(main))
+            elif what == "hash columns up to":
+                answer, groups.ARROW_MAX = groups.ARROW_MAX, args[0]  # type: ignore[misc]
             else:
                 answer = getattr(guest_side, what)(*args)
                 if isinstance(answer, Outgoing):

@@ -243,18 +243,19 @@ def column(word, n): return pd.Series(pa.array([word * 20] * n), dtype="str")
 """
 
 
-def test_a_large_column_of_text_is_sent_once_and_again_when_it_is_another(nb: Notebook) -> None:
-    """More than is hashed at each look: 80 MB. pandas would copy it for each pickle, and it would lie elsewhere."""
-    nb.here(TEXT + "frame = pd.DataFrame({'t': column('a', 3_500_000)})")
-    for sent in (True, False, False):
-        assert nb.there("n = len(frame)") is None
-        assert bool(nb.sent.parcels) is sent
-        assert [one.names for one in nb.came.parcels] == [("n",)]
-    nb.here("frame['t'] = column('b', 3_500_000)")
-    assert nb.there("first = frame.t.iloc[0]") is None
-    assert nb.names["first"] == "b" * 20
-    assert nb.there("frame.loc[7, 't'] = 'changed'") is None
-    assert nb.names["frame"].t.iloc[7] == "changed"
+def test_a_large_column_of_text_is_sent_once_and_again_when_it_is_another(nb: Notebook, other: Other) -> None:
+    """More than is hashed at each look. pandas would copy it for each pickle, and it would lie elsewhere."""
+    with other.hashing_columns_up_to(1 << 20):
+        nb.here(TEXT + "frame = pd.DataFrame({'t': column('a', 60_000)})")
+        for sent in (True, False, False):
+            assert nb.there("n = len(frame)") is None
+            assert bool(nb.sent.parcels) is sent
+            assert [one.names for one in nb.came.parcels] == [("n",)]
+        nb.here("frame['t'] = column('b', 60_000)")
+        assert nb.there("first = frame.t.iloc[0]") is None
+        assert nb.names["first"] == "b" * 20
+        assert nb.there("frame.loc[7, 't'] = 'changed'") is None
+        assert nb.names["frame"].t.iloc[7] == "changed"
 
 
 def test_a_slice_of_a_column_of_text_brings_no_more_than_it_shows(nb: Notebook) -> None:
