@@ -301,7 +301,8 @@ def a_studio(home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path, *, everything: bool) -> None:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
         )
 
         def visit(name: str = "", path: str = "/", **more: Any) -> Any:
