@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -39,7 +40,9 @@ _EPILOG = (
 def run(words: Sequence[str]) -> int:
     """Understand a command line, or say what is wrong with it."""
     named = ""
-    if "_SUBLET_COMPLETE" not in os.environ and (known := find(words)) is not None:
+    if "_SUBLET_COMPLETE" in os.environ:
+        named = first_completed_word(os.environ)
+    elif (known := find(words)) is not None:
         named, rest = known
         words = [*named.split(), *load(named).spelt_out(rest)]
     try:
@@ -54,6 +57,17 @@ def run(words: Sequence[str]) -> int:
     except SystemExit as done:  # how completion ends
         return int(done.code or 0)
     return int(status or 0)
+
+
+def first_completed_word(env: Mapping[str, str]) -> str:
+    """The first word of a line to complete, if it is a command's or group's and the cursor stands behind it.
+
+    Empty otherwise: then all commands are loaded, which a person who presses the tab key feels."""
+    line = env.get("_TYPER_COMPLETE_ARGS") or env.get("COMP_WORDS", "")  # up to the cursor; bash says the whole line
+    if env.get("COMP_CWORD") == "1":
+        return ""
+    found = re.match(r"\s*\S+\s+(\S+)\s", line)
+    return found[1] if found and any(path.split()[0] == found[1] for path in COMMANDS) else ""
 
 
 def _usage_error(error: typer.TyperException, words: Sequence[str]) -> UsageError:

@@ -109,6 +109,27 @@ def test_of_a_command_line_that_names_its_command_no_other_is_loaded() -> None:
     assert set(lease["lease"].commands) == {"show"}
 
 
+@pytest.mark.parametrize(
+    ("env", "loaded"),
+    [
+        ({"COMP_WORDS": "sublet lease acq", "COMP_CWORD": "2"}, "lease"),
+        ({"COMP_WORDS": "sublet lease ", "COMP_CWORD": "2"}, "lease"),
+        ({"COMP_WORDS": "sublet run --ti", "COMP_CWORD": "2"}, "run"),
+        ({"COMP_WORDS": "sublet lease", "COMP_CWORD": "1"}, ""),
+        ({"COMP_WORDS": "sublet lease acquire", "COMP_CWORD": "1"}, ""),
+        ({"COMP_WORDS": "sublet --version le", "COMP_CWORD": "2"}, ""),
+        ({"COMP_WORDS": "sublet", "COMP_CWORD": "1"}, ""),
+        ({"_TYPER_COMPLETE_ARGS": "sublet lease acq"}, "lease"),
+        ({"_TYPER_COMPLETE_ARGS": "sublet lease"}, ""),
+        ({"_TYPER_COMPLETE_ARGS": "sublet leese acq"}, ""),
+        ({}, ""),
+    ],
+)
+def test_of_a_line_to_complete_only_its_first_word_is_loaded(env: dict[str, str], loaded: str) -> None:
+    """While that word itself is being typed it does not count: others may be meant."""
+    assert full_parser.first_completed_word(env) == loaded
+
+
 def test_a_command_that_others_begin_with_is_loaded_with_them() -> None:
     """A second word that is misspelt is told what is like it."""
     groups = [path for path in COMMANDS if path in GROUPS]
