@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from sublet.studio.people import People, Scope
+from sublet.studio.people import People, TokenScope
 from sublet.studio.records import (
     Abandoned,
     Accepted,
@@ -116,7 +116,7 @@ def persons(home: Path, note: Note) -> None:
     days.done()
     people.accept(invite)
     days.done()
-    people.new_token("cem", "looks", scope=Scope(read_only=True))
+    people.new_token("cem", "looks", scope=TokenScope(read_only=True))
     days.done()
     people.sign_out(cookie)
     days.done()

@@ -22,7 +22,7 @@ from sublet.client.office import answers
 from sublet.errors import LeaseEnded, SubletError
 from sublet.office.ledger.policy import Policy
 from sublet.simulate.replay import POLICY, Costs
-from sublet.simulate.workload import Session
+from sublet.simulate.workload import WorkloadSession
 from sublet.values import NS_PER_S
 from tests.traces import end_office, plain_env, until
 
@@ -173,13 +173,13 @@ class PlannedOffice:
     def _granted(self, fabric: sublet.Fabric) -> tuple[sublet.Lease, float]:
         return self.gpu(fabric), machine_s()
 
-    def starts(self, sessions: Sequence[Session]) -> list[Start]:
+    def starts(self, sessions: Sequence[WorkloadSession]) -> list[Start]:
         """Of all their cells, once the last has ended."""
         starts: list[Start] = []
         fabrics = {owner: self.connect(owner) for owner in dict.fromkeys(session.owner for session in sessions)}
         errors: list[BaseException] = []
 
-        def live(session: Session) -> None:
+        def live(session: WorkloadSession) -> None:
             try:
                 starts.extend(self._work(fabrics[session.owner], session, begin_s))
             except BaseException as error:
@@ -199,7 +199,7 @@ class PlannedOffice:
             raise errors[0]
         return starts
 
-    def _work(self, fabric: sublet.Fabric, session: Session, begin_s: float) -> Iterator[Start]:
+    def _work(self, fabric: sublet.Fabric, session: WorkloadSession, begin_s: float) -> Iterator[Start]:
         """One person's cells: a minute of the workload is a minute here. The lease of the last cell stays, idle, until
         its time is over."""
         lease: sublet.Lease | None = None

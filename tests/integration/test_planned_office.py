@@ -19,7 +19,7 @@ from sublet.client.guests import Output
 from sublet.simulate.find import Goal, Point, find
 from sublet.simulate.replay import Costs, Hardware, Replay, Rules
 from sublet.simulate.results import Result
-from sublet.simulate.workload import Session, course, generate, parse_lab, resample
+from sublet.simulate.workload import WorkloadSession, course, generate, parse_lab, resample
 from sublet.values import NS_PER_S
 from tests.integration.planned_office import TIMES, Run, hurried, planned_office
 
@@ -32,7 +32,7 @@ ASSUMED = Costs(clear_ns=NS_PER_S // 4, move_ns=NS_PER_S // 5, start_ns=NS_PER_S
 """By which the number is found; what is said of it is computed anew with what was measured."""
 
 
-def faster(sessions: Sequence[Session]) -> list[Session]:
+def faster(sessions: Sequence[WorkloadSession]) -> list[WorkloadSession]:
     """The same workload on a clock that goes faster. Parts of devices become whole ones."""
     return [
         replace(
@@ -55,7 +55,7 @@ def faster(sessions: Sequence[Session]) -> list[Session]:
     ]
 
 
-def first_minutes(sessions: Sequence[Session], minutes: float, cells_max: int) -> list[Session]:
+def first_minutes(sessions: Sequence[WorkloadSession], minutes: float, cells_max: int) -> list[WorkloadSession]:
     """What begins within that many minutes, in sessions of at most so many cells."""
     found = []
     for session in sessions:
@@ -69,7 +69,7 @@ def first_minutes(sessions: Sequence[Session], minutes: float, cells_max: int) -
     return found
 
 
-def a_lab(seed: int, students: int, minutes: float, pause_max: float = 8.0) -> list[Session]:
+def a_lab(seed: int, students: int, minutes: float, pause_max: float = 8.0) -> list[WorkloadSession]:
     """The beginning of a lab, of which cells run for at most four minutes. All are there at its beginning."""
     sessions = [s for s in course(seed, students=students, labs=[parse_lab("Tue 10:00-12:00")]) if s.start_min <= 10]
     short = [
@@ -86,7 +86,7 @@ def a_lab(seed: int, students: int, minutes: float, pause_max: float = 8.0) -> l
     return faster(first_minutes(short, minutes, 100))
 
 
-def notebooks(seed: int) -> list[Session]:
+def notebooks(seed: int) -> list[WorkloadSession]:
     """Generated sessions of which the pauses of a night are left out."""
     sessions = resample(generate(3, sessions=14, days=1), seed)
     short = [
@@ -101,7 +101,7 @@ def notebooks(seed: int) -> list[Session]:
     return faster(first_minutes(short, 60, 20))
 
 
-def mixed(seed: int) -> list[Session]:
+def mixed(seed: int) -> list[WorkloadSession]:
     """Half of the people run long cells with long pauses, the others short ones."""
     long, short = a_lab(seed, 5, 45), a_lab(seed + 100, 5, 45)
     drawn = [
@@ -115,7 +115,7 @@ def mixed(seed: int) -> list[Session]:
 class Planned:
     """A workload by seed, and the number of devices with which enough of its cells start in time."""
 
-    def __init__(self, workload: Callable[[int], list[Session]], share: float, most: int) -> None:
+    def __init__(self, workload: Callable[[int], list[WorkloadSession]], share: float, most: int) -> None:
         self.workload, self._costs = workload, ASSUMED
         self.gpus = find(Goal(IN_TIME_NS, share), most, SEEDS, self._run).gpus
 
@@ -182,7 +182,7 @@ def test_a_small_office_starts_as_many_cells_in_time_as_was_planned(tmp_path: Pa
     ids=["a lab", "notebooks", "long and short cells"],
 )
 def test_an_office_starts_as_many_cells_in_time_as_was_planned(
-    tmp_path: Path, workload: Callable[[int], list[Session]], share: float, most: int
+    tmp_path: Path, workload: Callable[[int], list[WorkloadSession]], share: float, most: int
 ) -> None:
     """With the number that was named, and with half of it, of which much less was said: it is no matter of luck."""
     planned = Planned(workload, share, most)

@@ -27,7 +27,7 @@ from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.studio import FabricOffice, Sessions, open_sessions
 from sublet.studio.office import sessions_folder, this_process
-from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, Scope
+from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, TokenScope
 from sublet.studio.records import Abandoned, Asked, CellRecord, Declined, Entry, Ran, Started, Terms
 from sublet.studio.remote import RemoteStore
 from sublet.studio.right import find_right
@@ -289,10 +289,10 @@ def test_a_token_opens_what_its_scope_says(studio: StudioStage, ana: Member) -> 
     """One that may only read changes nothing; one of a session shows no other, on any route."""
     own, other = (start(ana, name, "resting", later=True)["id"] for name in ("own", "other"))
 
-    def member(label: str, scope: Scope) -> Member:
+    def member(label: str, scope: TokenScope) -> Member:
         return Member(studio, studio.people.new_token("ana", label, scope=scope))
 
-    reads = member("reads", Scope(read_only=True))
+    reads = member("reads", TokenScope(read_only=True))
     assert {one["id"] for one in reads.done("GET", "/v1/sessions")} == {own, other}
     assert reads.done("GET", "/v1/records")
     changes = [
@@ -303,7 +303,7 @@ def test_a_token_opens_what_its_scope_says(studio: StudioStage, ana: Member) -> 
     for method, path, body in changes:
         answer = reads.ask(method, path, body)
         assert (answer.status, "may only read" in answer.doc["error"]["message"]) == (403, True), path
-    one = member("one", Scope(session=own))
+    one = member("one", TokenScope(session=own))
     assert [view["id"] for view in one.done("GET", "/v1/sessions?all=1")] == [own]
     assert one.done("GET", "/v1/sessions/own")["id"] == own
     for ident in (other, "other"):
@@ -342,7 +342,7 @@ def test_a_token_opens_what_its_scope_says(studio: StudioStage, ana: Member) -> 
         RemoteStore(studio.address, reads.token).append(following)
     assert one.done("POST", f"/v1/sessions/{own}/end")["state"] == "ended"
     assert ana.state(other) == "resting"
-    both = member("both", Scope(read_only=True, session=other))
+    both = member("both", TokenScope(read_only=True, session=other))
     assert both.done("GET", f"/v1/sessions/{other}")["name"] == "other"
     assert both.ask("POST", f"/v1/sessions/{other}/end", {}).status == 403
     assert "for a program" in Browser(studio).send("/sign-in", {"token": reads.token}).text
@@ -498,7 +498,7 @@ def test_a_studio_that_may_start_no_office_waits_for_the_one_of_the_system(
 def test_its_numbers_are_for_operators(studio: StudioStage, ana: Member, operator: Member) -> None:
     """Also to a token that may only read; to others there is nothing. No name and no id is in them."""
     view = start(ana, "counted", "resting", later=True)
-    reading = studio.people.new_token("olga", "prometheus", scope=Scope(read_only=True))
+    reading = studio.people.new_token("olga", "prometheus", scope=TokenScope(read_only=True))
     assert operator.ask("GET", "/metrics").status == 200
     pages: list[Answer] = []
 
@@ -515,7 +515,7 @@ def test_its_numbers_are_for_operators(studio: StudioStage, ana: Member, operato
         assert name not in page.text
     resting = 'sublet_studio_sessions{state="resting"}'
     until("the session is counted", lambda: f"\n{resting} 1.0\n" in operator.ask("GET", "/metrics").text)
-    one = studio.people.new_token("olga", "one", scope=Scope(session=view["id"]))
+    one = studio.people.new_token("olga", "one", scope=TokenScope(session=view["id"]))
     for token in (ana.token, one):
         answer = Member(studio, token).ask("GET", "/metrics")
         assert (answer.status, answer.doc["error"]["kind"]) == (404, "NotFound")
@@ -629,7 +629,7 @@ def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
     gina = studio.member("gina", "geology")
     other = start(gina, "other", "resting", later=True)
     made = start(gina, "maps", vram=256 * MIB, ttl=600)
-    narrow = studio.people.new_token("gina", "maps", scope=Scope(session=made["id"]))
+    narrow = studio.people.new_token("gina", "maps", scope=TokenScope(session=made["id"]))
     env = {
         "SUBLET_HOME": str(tmp_path / "home"),
         "SUBLET_URL": f"unix://{socket_path(studio.home)}",
@@ -1577,10 +1577,10 @@ def test_every_route_is_open_to_its_roles_and_to_no_other(
     assert there == OPEN | BY_TOKEN.keys() | BY_COOKIE.keys()
     own, another = (start(ana, name, "resting", later=True)["id"] for name in ("own", "another"))
     scopes = {
-        "other": Scope(session=another),
-        "one": Scope(session=own),
-        "looks": Scope(session=own, read_only=True),
-        "reads": Scope(read_only=True),
+        "other": TokenScope(session=another),
+        "one": TokenScope(session=own),
+        "looks": TokenScope(session=own, read_only=True),
+        "reads": TokenScope(read_only=True),
     }
     tea = studio.member("tea", "biology")
     studio.people.set_role("tea", teaches=["default"])
@@ -1615,9 +1615,9 @@ def test_every_route_is_open_to_its_roles_and_to_no_other(
         studio.people.remove("tea")
 
 
-def moved_to(scope: Scope, was: str, now: str) -> Scope:
+def moved_to(scope: TokenScope, was: str, now: str) -> TokenScope:
     """The same for another session."""
-    return Scope(read_only=scope.read_only, session=now if scope.session == was else scope.session)
+    return TokenScope(read_only=scope.read_only, session=now if scope.session == was else scope.session)
 
 
 def _by_token(studio: StudioStage, name: str, token: str, ident: str) -> Answer:

@@ -70,7 +70,7 @@ def slow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_there(
     cells: list[str], loaded: set[str], recwarn: pytest.WarningsRecorder
 ) -> None:
-    one = import_hook.Ahead(contextlib.nullcontext)
+    one = import_hook.PreImports(contextlib.nullcontext)
     for cell in cells:
         one.look(cell, gives=True)
         one.begin(is_sent=True)
@@ -83,7 +83,7 @@ def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_th
 def test_what_values_are_looked_up_in_is_not_half_imported_while_they_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = import_hook.Ahead(contextlib.nullcontext)
+    one = import_hook.PreImports(contextlib.nullcontext)
     one.look("import slow_one.part", gives=True)
     one.begin(is_sent=False)
     one.settle()
@@ -105,7 +105,7 @@ def test_an_import_beside_a_cell_draws_no_number(tmp_path: Path) -> None:
     surroundings = CellEnvironment(is_notebook=True)
     try:
         before = random.getstate()
-        one = import_hook.Ahead(surroundings.undrawn)
+        one = import_hook.PreImports(surroundings.undrawn)
         one.look("import slow_one.part", gives=True)
         one.begin(is_sent=True)
         one.settle()
@@ -117,7 +117,7 @@ def test_an_import_beside_a_cell_draws_no_number(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("slow_package")
 def test_what_is_there_starts_no_thread() -> None:
-    one = import_hook.Ahead(contextlib.nullcontext)
+    one = import_hook.PreImports(contextlib.nullcontext)
     for expected in (1, 0):
         before = threads_now("sublet-import")
         one.look("from slow_one import value\nfrom slow_one import part", gives=True)
@@ -137,7 +137,7 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
     import slow_gate  # type: ignore[import-not-found]
 
     try:
-        one = import_hook.Ahead(contextlib.nullcontext)
+        one = import_hook.PreImports(contextlib.nullcontext)
         one.look("slow_one = 1", gives=True)
         one.begin(is_sent=True)
         one.look("import slow_one", gives=False)
@@ -161,7 +161,7 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_hook, "SLOW", ("no_such_module",))
     before = threads_now("sublet-import")
-    one = import_hook.Ahead(contextlib.nullcontext)
+    one = import_hook.PreImports(contextlib.nullcontext)
     one.look("import no_such_module", gives=True)
     one.begin(is_sent=True)
     one.settle()

@@ -21,7 +21,7 @@ from sublet.cli import main
 from sublet.cli.declare import UsageError
 from sublet.cli.nb import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
-from sublet.notebook.batch.job_options import Asked, cell_options, from_cell, in_words, read_options
+from sublet.notebook.batch.job_options import JobLeaseOptions, cell_options, from_cell, in_words, read_options
 from sublet.notebook.batch.job_states import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job
 from sublet.notebook.batch.page import first_line
@@ -87,7 +87,7 @@ def test_options_stand_in_comments_of_the_first_cell_and_the_command_line_goes_b
     asked, notes = from_cell("#SUBLET --vram 8GiB --tier spot --pay-priority\n# SUBLET: --lease whole\nimport torch")
     assert (asked.vram_bytes, asked.tier, asked.lease, notes) == (8 * GIB, Tier.SPOT, "whole", ())
     assert "pays for priority" in in_words(asked)
-    over = Asked(vram_bytes=GIB).over(asked)
+    over = JobLeaseOptions(vram_bytes=GIB).over(asked)
     assert (over.vram_bytes, over.tier) == (GIB, Tier.SPOT)
 
 
@@ -124,7 +124,7 @@ def test_quotation_marks_left_open_are_said() -> None:
 
 @given(
     st.builds(
-        Asked,
+        JobLeaseOptions,
         vram_bytes=st.none() | st.integers(1, 1 << 40),
         gpus=st.none() | st.integers(1, 8),
         ttl_ns=st.none() | st.integers(2, 10**6).map(lambda n: n * 10**7),
@@ -134,12 +134,12 @@ def test_quotation_marks_left_open_are_said() -> None:
         smaller_ok=st.none() | st.just(True),
     )
 )
-def test_a_cell_that_says_nothing_asks_for_exactly_what_the_job_does(asked: Asked) -> None:
+def test_a_cell_that_says_nothing_asks_for_exactly_what_the_job_does(asked: JobLeaseOptions) -> None:
     found = parse_line(cell_options(asked))
     assert (found.vram_bytes, found.ttl_ns, found.tier) == (asked.vram_bytes, asked.ttl_ns, asked.tier)
     assert (found.gpus, found.wait_ns) == (asked.gpus or 1, asked.wait_ns)
     assert (found.smaller_ok, found.pay_priority) == (bool(asked.smaller_ok), bool(asked.pay_priority))
-    assert Asked.from_json(json.loads(json.dumps(asked.as_json()))) == asked
+    assert JobLeaseOptions.from_json(json.loads(json.dumps(asked.as_json()))) == asked
 
 
 # ------------------------------------------------------------------------------------------------------- parameters
@@ -236,7 +236,7 @@ def a_job(**facts: Any) -> Job:
 def test_what_was_asked_for_and_how_far_it_is_are_read_as_they_were_written(home: Path) -> None:
     job = a_job(parameters=("lr=1",), waits_its_turn=True)
     assert job.id == "1"
-    assert job.spec().leases == Asked(tier=Tier.BATCH, gpus=2)
+    assert job.spec().leases == JobLeaseOptions(tier=Tier.BATCH, gpus=2)
     assert (job.spec().parameters, job.spec().waits_its_turn) == (("lr=1",), True)
     record = after(job.record(), Happening.BEGUN, unsaved=("g: a generator",))
     job.write(record)

@@ -25,7 +25,7 @@ from sublet.client.office import ensure_office
 from sublet.notebook.batch import detached
 from sublet.notebook.batch.job_states import JobState
 from sublet.notebook.batch.jobs import Job, JobSpec, find_job, make_job
-from sublet.notebook.batch.progress import Progress
+from sublet.notebook.batch.progress import JobProgress
 from sublet.notebook.batch.runner import Runner
 from sublet.notebook.example import Neighbour
 from sublet.values import NS_PER_S
@@ -277,7 +277,7 @@ def _is_alive(pid: int) -> bool:
 # --------------------------------------------------------------------------------------------------------- preempted
 
 
-class Taking(Progress):
+class Taking(JobProgress):
     """Ends every lease there is while a cell runs, once."""
 
     def __init__(self, at: int, mark: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_le
         until(lambda: not fabric.leases(), "nothing is held any more")
 
 
-class Hearing(Progress):
+class Hearing(JobProgress):
     def __init__(self) -> None:
         self.told: list[str] = []
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sublet.notebook import environment
 from sublet.notebook.environment import CellEnvironment, Changes
-from sublet.notebook.settings import Kind, Setting
+from sublet.notebook.settings import Setting, SettingKind
 from tests.notebook.crossing import crossed
 
 MODULES = {"always": "", "early": "early_library", "late": "late_library", "generator": "late_library"}
@@ -43,7 +43,7 @@ class World:
             for name in gone:
                 self.values[key].pop(name, None)
 
-        kind = Kind.GENERATOR if key == "generator" else Kind.GLOBAL
+        kind = SettingKind.GENERATOR if key == "generator" else SettingKind.GLOBAL
         return Setting(key=key, about="", read=lambda: dict(self.values[key]), write=write, module=module, kind=kind)
 
 
@@ -151,7 +151,7 @@ def test_what_the_device_set_waits_in_the_notebook_and_goes_to_the_next_device(s
 def test_a_setting_of_a_thread_waits_for_the_main_thread(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library is imported on another thread: what belongs to the main thread is set when the cell is over."""
     for world in (sides.here, sides.there):
-        world.rows = tuple(replace(one, kind=Kind.LOCAL) for one in world.rows)
+        world.rows = tuple(replace(one, kind=SettingKind.LOCAL) for one in world.rows)
     sides.notebook = sides._side(sides.here, is_notebook=True)
     sides.new_device()
     with sides.cell() as there:
@@ -173,7 +173,7 @@ def test_what_belongs_to_the_context_of_cells_is_set_in_it(monkeypatch: pytest.M
         about="",
         read=lambda: {"": value.get()},
         write=lambda new, gone: value.set(new[""]),
-        kind=Kind.LOCAL,
+        kind=SettingKind.LOCAL,
     )
     here = CellEnvironment(is_notebook=True, rows=(setting,))
     there = CellEnvironment(is_notebook=False, rows=(setting,), in_cells=True)

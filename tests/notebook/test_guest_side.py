@@ -10,7 +10,7 @@ from sublet.errors import OutOfMemory
 from sublet.notebook import guest_persistence, guest_side
 from sublet.notebook.cell_io import Traffic
 from sublet.notebook.lodging import Lodged
-from sublet.notebook.namespace import Bound
+from sublet.notebook.namespace import BoundNames
 from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Space
 from sublet.notebook.options import CellOptions
 from sublet.notebook.reading import Reading
@@ -25,7 +25,7 @@ class Guest:
         self.names: dict[str, Any] = {}
         self.space = Space(self.names, GUEST)
         monkeypatch.setattr(guest_side, "seen", lambda: self.space)
-        monkeypatch.setattr(guest_side, "_bound", Bound(self.names))
+        monkeypatch.setattr(guest_side, "_bound", BoundNames(self.names))
         monkeypatch.setattr(guest_side, "_before", guest_side._Before(frozenset(), {}))
         monkeypatch.setattr(guest_persistence, "_state", guest_persistence._State())
 

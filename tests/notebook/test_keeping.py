@@ -22,7 +22,7 @@ from sublet.notebook.checkpoint import About, NotebookCheckpoint
 from sublet.notebook.end_messages import cannot_travel, process_lost, session_ended
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.options import CellOptions
-from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, Volume, notebook_path, volume_name
+from sublet.notebook.ownership import FOLDER_VARIABLE, KernelVolume, Owner, notebook_path, volume_name
 from sublet.notebook.probing import describe, probe
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.remote_values import RemoteValues
@@ -210,9 +210,9 @@ def test_a_cell_is_told_of_the_end_a_moment_later_and_does_not_pay_for_that() ->
     assert since_end(None, 3) == since_end(LeaseEnd(reason=EndReason.OPERATOR, at=""), 3) == 0
 
 
-def saves_in(folder: Path, names: dict[str, Any]) -> tuple[RemoteValues, Volume, NotebookCheckpoint]:
+def saves_in(folder: Path, names: dict[str, Any]) -> tuple[RemoteValues, KernelVolume, NotebookCheckpoint]:
     """A notebook, its volume, and the guest's hand on that."""
-    handles, volume = RemoteValues(names), Volume(name="", folder=str(folder))
+    handles, volume = RemoteValues(names), KernelVolume(name="", folder=str(folder))
     handles.save_in(volume)
     return handles, volume, NotebookCheckpoint(FolderStore(folder))
 
@@ -394,7 +394,7 @@ def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_i
 
 
 def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
-    guest, handles = Guest(KeyboardInterrupt(), guest_persistence.News(number=7)), RemoteValues({})
+    guest, handles = Guest(KeyboardInterrupt(), guest_persistence.PersistenceNews(number=7)), RemoteValues({})
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
     assert news.number == 7
     assert isinstance(interrupted, KeyboardInterrupt)
@@ -404,12 +404,12 @@ def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
 def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
     guest, handles = Guest(KeyboardInterrupt(), KeyboardInterrupt()), RemoteValues({})
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
-    assert news == guest_persistence.News()
+    assert news == guest_persistence.PersistenceNews()
     assert isinstance(interrupted, KeyboardInterrupt)
 
 
 def test_a_save_that_is_not_wanted_is_not_made() -> None:
-    guest = Guest(guest_persistence.News())
+    guest = Guest(guest_persistence.PersistenceNews())
     _saved(guest, RemoteValues({}), CellOptions(saves=False))  # type: ignore[arg-type]
     assert guest.asked == [guest_persistence.look]
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.notebook.namespace import FEW, Bound, Growth, Heard, Shared, Told, results, visible, visible_among
+from sublet.notebook.namespace import FEW, BoundNames, Growth, Heard, Shared, Told, results, visible, visible_among
 
 
 class Thing:
@@ -26,7 +26,7 @@ def test_what_is_bound_anew_is_what_a_loop_finds(seed: int) -> None:
     """Names are bound, removed and bound again, by cells and by who says so."""
     chance = random.Random(seed)
     names: dict[str, Any] = {f"n{n}": chance.choice(values(chance)) for n in range(chance.randrange(12))}
-    bound, known = Bound(names), dict(names)
+    bound, known = BoundNames(names), dict(names)
     for _ in range(12):
         moved = []
         for _ in range(chance.randrange(4)):
@@ -53,7 +53,7 @@ def test_what_is_bound_anew_is_what_a_loop_finds(seed: int) -> None:
 
 def test_what_can_be_held_weakly_is_let_go_of_with_its_name() -> None:
     names: dict[str, Any] = {"a": Thing(), "b": []}
-    bound = Bound(names)
+    bound = BoundNames(names)
     seen = weakref.ref(names["a"])
     names["a"] = None
     gc.collect()
@@ -72,7 +72,7 @@ def test_a_namespace_may_hold_what_compares_itself_with_nothing() -> None:
             raise RuntimeError("compared")
 
     names = {"a": Odd(), "b": Odd()}
-    bound = Bound(names)
+    bound = BoundNames(names)
     assert bound.rebound(names) == []
     names["a"] = Odd()
     assert bound.rebound(names) == ["a"]

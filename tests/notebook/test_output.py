@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import CapacityExceeded
-from sublet.notebook.output import CellFailed, Front, StatusLine, failed_cell
+from sublet.notebook.output import CellFailed, ShellFront, StatusLine, failed_cell
 from sublet.notebook.status import CellBill, Finished, Running, Starting, Waiting
 
 
@@ -57,7 +57,7 @@ def message(kind: str, **content: Any) -> dict[str, Any]:
 
 def test_text_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     shell = Shell()
-    front = Front(shell)
+    front = ShellFront(shell)
     front.show("iopub", message("stream", name="stdout", text="out\n"))
     front.show("iopub", message("stream", name="stderr", text="err\n"))
     front.show("iopub", message("execute_result", data={"text/plain": "1"}, metadata={}, execution_count=3))
@@ -72,7 +72,7 @@ def test_text_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_questions_are_asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    front = Front(Shell())
+    front = ShellFront(Shell())
     answers: list[str] = []
     front.answer = lambda _question, text: answers.append(text)
     monkeypatch.setattr("builtins.input", lambda prompt: f"typed at {prompt}")
@@ -82,7 +82,7 @@ def test_questions_are_asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_widget_talks_to_its_model_in_the_guest() -> None:
     kernel = Kernel()
-    front = Front(Shell(kernel))
+    front = ShellFront(Shell(kernel))
     passed: list[Any] = []
     front.to_guest = passed.append
     front.show("iopub", message("comm_open", comm_id="c1", target_name="jupyter.widget", data={}))
@@ -108,7 +108,7 @@ KEY = {"ename": "KeyError", "evalue": "4", "traceback": ["line 2", "KeyError: 4"
 def test_an_error_that_did_not_end_its_cell_is_shown_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     """Of ``%run``, of ``%tb``, of ``showtraceback()``: nothing raises it, so its message is all there is of it."""
     kernel = Kernel()
-    front = Front(Shell(kernel))
+    front = ShellFront(Shell(kernel))
     front.begin_cell()
     front.show("iopub", message("error", **ZERO))
     assert kernel.session.sent == []
@@ -117,7 +117,7 @@ def test_an_error_that_did_not_end_its_cell_is_shown_in_its_place(capsys: pytest
     front.show("iopub", message("error", **KEY))
     front.take_reply({"status": "ok"})
     assert kernel.session.sent == [("error", ZERO), ("error", KEY)]
-    terminal = Front(Shell())
+    terminal = ShellFront(Shell())
     terminal.show("iopub", message("error", **KEY))
     terminal.take_reply({"status": "ok"})
     assert capsys.readouterr().out == "after\nline 2\nKeyError: 4\n"
@@ -125,7 +125,7 @@ def test_an_error_that_did_not_end_its_cell_is_shown_in_its_place(capsys: pytest
 
 def test_the_error_that_ends_a_cell_is_in_its_reply_only() -> None:
     kernel = Kernel()
-    front = Front(Shell(kernel))
+    front = ShellFront(Shell(kernel))
     front.show("iopub", message("error", **ZERO))
     front.show("iopub", message("error", **KEY))
     front.show("iopub", message("display_data", data={"image/png": "x"}))
@@ -152,7 +152,7 @@ def test_the_status_changes_in_place_in_a_notebook() -> None:
 def test_a_cell_that_wipes_its_output_does_not_keep_the_bill_from_being_seen() -> None:
     """What only passes is left out between its frames; what stays is shown anew."""
     shell = Shell(Kernel())
-    front, line = Front(shell), StatusLine(shell)
+    front, line = ShellFront(shell), StatusLine(shell)
     front.on_cleared = line.cleared
     line.show(Starting(device="gpu0", host=True), quiet=True)
     front.show("iopub", message("clear_output", wait=True))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.notebook.cell_io import EVERY_S, SLOW_S, Progress, describe_names
+from sublet.notebook.cell_io import EVERY_S, SLOW_S, TransferProgress, describe_names
 from tests.notebook.crossing import Sides
 
 HERE: dict[str, Any] = {"words": set(map(str, range(2000))), "x": np.zeros(1 << 17), "n": 3}
@@ -57,8 +57,8 @@ def shown() -> list[tuple[str, bool]]:
 
 
 @pytest.fixture
-def progress(timers: Timers, shown: list[tuple[str, bool]]) -> Progress:
-    made = Progress(HERE, clock=timers.clock, timer=timers)
+def progress(timers: Timers, shown: list[tuple[str, bool]]) -> TransferProgress:
+    made = TransferProgress(HERE, clock=timers.clock, timer=timers)
     made.show = lambda what, is_first: shown.append((what, is_first))
     return made
 
@@ -79,7 +79,7 @@ def test_the_largest_variable_is_named(names: tuple[str, ...], nbytes: int, text
     assert describe_names(names, HERE, nbytes) == text
 
 
-def test_nothing_is_shown_within_a_second(progress: Progress, timers: Timers, shown: list[Any]) -> None:
+def test_nothing_is_shown_within_a_second(progress: TransferProgress, timers: Timers, shown: list[Any]) -> None:
     with progress.of("sending"):
         for _ in range(9):
             progress.at(("words",))
@@ -88,14 +88,14 @@ def test_nothing_is_shown_within_a_second(progress: Progress, timers: Timers, sh
     assert not shown
 
 
-def test_a_transfer_of_nothing_starts_no_timer(progress: Progress, timers: Timers) -> None:
+def test_a_transfer_of_nothing_starts_no_timer(progress: TransferProgress, timers: Timers) -> None:
     with progress.of("sending"):
         progress.look()
     progress.at(("words",))  # nothing is being sent
     assert not timers.started
 
 
-def test_quick_transfers_one_after_the_other_start_one_timer(progress: Progress, timers: Timers) -> None:
+def test_quick_transfers_one_after_the_other_start_one_timer(progress: TransferProgress, timers: Timers) -> None:
     for _ in range(9):
         with progress.of("sending"):
             progress.at(("words",))
@@ -106,7 +106,7 @@ def test_quick_transfers_one_after_the_other_start_one_timer(progress: Progress,
 
 
 def test_a_slow_transfer_behind_a_quick_one_is_shown_in_time(
-    progress: Progress, timers: Timers, shown: list[Any]
+    progress: TransferProgress, timers: Timers, shown: list[Any]
 ) -> None:
     with progress.of("sending"):
         progress.at(("words",))
@@ -119,7 +119,9 @@ def test_a_slow_transfer_behind_a_quick_one_is_shown_in_time(
     assert shown == [("collecting x (ndarray, 1MiB)", True)]
 
 
-def test_one_variable_that_takes_long_is_shown_once(progress: Progress, timers: Timers, shown: list[Any]) -> None:
+def test_one_variable_that_takes_long_is_shown_once(
+    progress: TransferProgress, timers: Timers, shown: list[Any]
+) -> None:
     with progress.of("sending"):
         progress.at(("words",))
         timers.let(SLOW_S - 0.01)
@@ -129,7 +131,7 @@ def test_one_variable_that_takes_long_is_shown_once(progress: Progress, timers: 
 
 
 def test_it_changes_a_few_times_a_second_and_the_last_is_shown(
-    progress: Progress, timers: Timers, shown: list[Any]
+    progress: TransferProgress, timers: Timers, shown: list[Any]
 ) -> None:
     with progress.of("collecting", ("n",)):
         timers.let(SLOW_S)

@@ -25,7 +25,7 @@ import pytest
 
 from sublet.notebook.environment import CellEnvironment, Changes
 from sublet.notebook.import_hook import ImportHook, is_imported
-from sublet.notebook.settings import Kind, Setting, documented, library_settings, process, table, written
+from sublet.notebook.settings import Setting, SettingKind, documented, library_settings, process, table, written
 from sublet.notebook.settings.table import ENTRY_POINTS
 from tests.notebook.crossing import crossed
 
@@ -137,7 +137,7 @@ def test_a_tenants_guest_keeps_its_files_and_gets_the_rest() -> None:
             kind=kind,
         )
 
-    two = Two((of("folder", Kind.FILES), of("precision", Kind.GLOBAL)), sees_files=False)
+    two = Two((of("folder", SettingKind.FILES), of("precision", SettingKind.GLOBAL)), sees_files=False)
     try:
         two.send()
         assert got == {"precision": 3}

@@ -14,7 +14,7 @@ from sublet.notebook.checkpoint import About
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.output import failed_cell
 from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.sources import Source, keep_sources, sources_of
+from sublet.notebook.sources import CellSource, keep_sources, sources_of
 
 
 class Keeper:
@@ -67,10 +67,10 @@ def test_a_function_has_its_source_where_it_arrives(monkeypatch: pytest.MonkeyPa
     here: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, name, "exec"), here)  # noqa: S102
     monkeypatch.setattr("sys.modules", {**__import__("sys").modules, "__main__": type("M", (), here)})
-    assert sources_of([name, "/etc/hostname"]) == {name: Source(text, None)}
+    assert sources_of([name, "/etc/hostname"]) == {name: CellSource(text, None)}
     monkeypatch.delitem(linecache.cache, name)
     assert sources_of([name]) == {}
-    keep_sources({name: Source(text, 3)})
+    keep_sources({name: CellSource(text, 3)})
     assert inspect.getsource(here["f"]) == text
 
 

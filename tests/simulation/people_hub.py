@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from sublet.errors import NotFound
 from sublet.studio.hub_api import Handshake, Hub, HubAway, HubRefused, HubUser
 from sublet.studio.hub_people import HubPeople
-from sublet.studio.people import HUB_LABEL, NotSignedIn, Scope, Token
+from sublet.studio.people import HUB_LABEL, NotSignedIn, Token, TokenScope
 from sublet.studio.people import Person as StudioPerson
 from sublet.studio.service import Studio
 from tests.simulation.people import Program
@@ -125,7 +125,9 @@ class Visitor(Program):
             return
         hub.asker = self
         try:
-            self.hub_people.check(self.cookie, Token(person=person, label=HUB_LABEL, expires_ns=None, scope=Scope()))
+            self.hub_people.check(
+                self.cookie, Token(person=person, label=HUB_LABEL, expires_ns=None, scope=TokenScope())
+            )
         except NotSignedIn:
             self.cookie = ""
             self.world.coverage.seen["signed out by the hub"] += 1

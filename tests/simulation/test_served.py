@@ -24,10 +24,10 @@ from sublet.studio.serving import (
     Limits,
     ProgramEvent,
     ProgramState,
+    ProgramTransitionError,
     Say,
     Send,
     Served,
-    TransitionError,
     Why,
     Withdraw,
 )
@@ -167,7 +167,7 @@ class World:
         if what == "head":
             try:
                 passes = served.begun(number, self.now_s)
-            except TransitionError:
+            except ProgramTransitionError:
                 assert number in self.begun or number not in self.open
                 return
             if passes:
@@ -225,6 +225,6 @@ def test_an_event_that_the_table_does_not_know_changes_nothing() -> None:
             served.state = state
             if (state, event) in PROGRAM_TABLE:
                 continue
-            with pytest.raises(TransitionError, match=f"is {state} cannot {event}"):
+            with pytest.raises(ProgramTransitionError, match=f"is {state} cannot {event}"):
                 tell(served)
             assert served.state is state

@@ -19,7 +19,7 @@ from sublet.invocation import installing, typeable
 from sublet.values import NS_PER_S, Tier
 
 if TYPE_CHECKING:
-    from sublet.notebook.batch.job_options import Asked
+    from sublet.notebook.batch.job_options import JobLeaseOptions
     from sublet.notebook.batch.job_states import JobRecord
     from sublet.notebook.batch.jobs import Job
 
@@ -396,7 +396,7 @@ def _still_runs(job: Job, record: JobRecord, waited_s: float) -> str:
 
 def made(
     path: str,
-    asked: Asked,
+    asked: JobLeaseOptions,
     lease: str | None,
     params: list[str],
     name: str | None,
@@ -407,7 +407,7 @@ def made(
 ) -> Job:
     """The job, on disk. What cannot work is said before anything is written."""
     _needs_the_extra()
-    from sublet.notebook.batch.job_options import Asked, from_cell
+    from sublet.notebook.batch.job_options import JobLeaseOptions, from_cell
     from sublet.notebook.batch.jobs import JobSpec, make_job
     from sublet.notebook.batch.page import written
     from sublet.notebook.batch.prepare import (
@@ -424,7 +424,7 @@ def made(
     prepared = with_parameters(notebook, params)
     for note in (*notes, *unknown_parameters(notebook, params)):
         sys.stderr.write(f"sublet: {visible(note)}\n")
-    found = asked.over(in_cell.over(Asked(tier=Tier.BATCH if waits_its_turn else None)))
+    found = asked.over(in_cell.over(JobLeaseOptions(tier=Tier.BATCH if waits_its_turn else None)))
     wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
     spec = JobSpec(
         notebook=str(source),
@@ -463,13 +463,13 @@ def asked_for(
     pay_priority: bool,
     no_wait: bool,
     smaller_ok: bool,
-) -> Asked:
-    from sublet.notebook.batch.job_options import Asked
+) -> JobLeaseOptions:
+    from sublet.notebook.batch.job_options import JobLeaseOptions
 
     if no_wait and waiting is not None:
         raise UsageError("--wait and --no-wait contradict each other", do="Give one of them.")
     wait_ns = 0 if no_wait else None if waiting in (None, float("inf")) else round((waiting or 0) * NS_PER_S)
-    return Asked(
+    return JobLeaseOptions(
         vram_bytes=gpu,
         gpus=gpus,
         ttl_ns=None if ttl is None else round(ttl * NS_PER_S),

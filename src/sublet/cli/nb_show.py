@@ -17,10 +17,10 @@ from sublet.notebook.batch.job_options import in_words
 from sublet.notebook.batch.job_states import JobRecord
 from sublet.notebook.batch.jobs import Job
 from sublet.notebook.batch.page import bill_parts, first_line
-from sublet.notebook.batch.progress import Progress
+from sublet.notebook.batch.progress import JobProgress
 
 
-class ProgressLines(Progress):
+class ProgressLines(JobProgress):
     """Progress on a terminal: a line for each cell that is done, and one below it that counts."""
 
     def __init__(self, job: Job) -> None:

@@ -189,12 +189,12 @@ def token(
     as_json: AsJson = False,
 ) -> int:
     """Print a new token for a person, once; the old token with that label and its browsers are logged out."""
-    from sublet.studio.people import FIRST_LABEL, Scope
+    from sublet.studio.people import FIRST_LABEL, TokenScope
 
     if session is not None and not (session.startswith("s-") and session.isascii() and session.isprintable()):
         raise UsageError(f"{visible(session[:40])} is not the id of a session", do="Give the id, such as s-1f3a….")
     people = _people()
-    scope = Scope(read_only=read_only, session=session)
+    scope = TokenScope(read_only=read_only, session=session)
     secret = people.new_token(person, label or FIRST_LABEL, valid_s=valid, scope=scope)
     found = people.find(person)
     return _say_secret(people, found, f"Person {person} has a new token. It", "token", secret, as_json=as_json)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sublet.simulate.find import Answer
     from sublet.simulate.replay import Costs, Hardware, Rules
     from sublet.simulate.results import Result
-    from sublet.simulate.workload import Session
+    from sublet.simulate.workload import WorkloadSession
 
 SEEDS: Final = 5
 _TEXT_MAX: Final = 64 * 1024
@@ -168,7 +168,7 @@ def simulate(
     rules = [(called, _rules(path, week_min)) for called, path in (("leases", policy), ("policy 2", second_policy))]
     _check_group(group, policy, rules, with_second=second_policy is not None)
     known = replay.Hardware(gpus=1)
-    read: list[Session] = []
+    read: list[WorkloadSession] = []
     if trace is not None:
         read = workload.read_trace(Path(trace))
     elif journal is not None:
@@ -176,7 +176,7 @@ def simulate(
 
         read, known = read_journal(Path(journal))
 
-    def sessions_of(number: int) -> list[Session]:
+    def sessions_of(number: int) -> list[WorkloadSession]:
         if course is not None:
             found = workload.course(number, students=course, labs=labs)
         elif recorded:
@@ -222,7 +222,7 @@ def simulate(
 class _Plan:
     """What is the same for every number of GPUs."""
 
-    sessions_of: Callable[[int], list[Session]]
+    sessions_of: Callable[[int], list[WorkloadSession]]
     per_node: int
     vram_gib: float
     policies: Sequence[tuple[str, Rules]]
@@ -287,7 +287,9 @@ class _Plan:
             at_once.close()
             line.clear()
 
-    def _run(self, sessions: Sequence[Session], hardware: Hardware, rules: tuple[str, Rules], label: str) -> Result:
+    def _run(
+        self, sessions: Sequence[WorkloadSession], hardware: Hardware, rules: tuple[str, Rules], label: str
+    ) -> Result:
         line = _Progress()
         try:
             return self._replay(sessions, hardware, rules, lambda share: line.show(f"{label}: {share:.0%}"))
@@ -296,7 +298,7 @@ class _Plan:
 
     def _replay(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[WorkloadSession],
         hardware: Hardware,
         rules: tuple[str, Rules],
         progress: Callable[[float], None],

@@ -53,11 +53,11 @@ class Fate(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class CellResults:
     """What a cell left behind."""
 
     out: Outgoing
-    news: guest_persistence.News
+    news: guest_persistence.PersistenceNews
     reply: Mapping[str, Any]
     """What the kernel said of the cell: the content of an ``execute_reply``."""
     missing: tuple[str, ...] = ()
@@ -103,11 +103,11 @@ class Traffic:
     """Settings that do not cross, and why, until they are shown."""
     unsent: dict[str, str] = field(default_factory=dict)
     """Names that a cell that can use any name does not see, and why, until they are shown."""
-    progress: Progress = field(init=False)
+    progress: TransferProgress = field(init=False)
     """Of a transfer that takes long."""
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.space.names)
+        self.progress = TransferProgress(self.space.names)
         self.space.on_group = self.progress.at
 
     def send(
@@ -247,7 +247,7 @@ class Traffic:
         number: int,
         binds: frozenset[str] = frozenset(),
         call: CellCall | None = None,
-    ) -> Came:
+    ) -> CellResults:
         """What it changed; and what stays there is saved. ``binds``: names that the cell binds; ``call``: brings what
         it changed, unless it was not run."""
         with self.progress.of("collecting", options.gives or binds or sent.names):
@@ -259,7 +259,7 @@ class Traffic:
 
     def _take(
         self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int, call: CellCall | None
-    ) -> Came:
+    ) -> CellResults:
         only = _only(options)
         reply: Mapping[str, Any] = {}
         try:
@@ -270,7 +270,7 @@ class Traffic:
                 if placed is not None:
                     self.problems |= placed.problems
                     self.space.freed(placed.freed)
-            news, interrupted = guest_persistence.News(), None
+            news, interrupted = guest_persistence.PersistenceNews(), None
             if out.stays or sent.handles:
                 self.progress.at((*out.stays, *sent.handles), verb="saving")
                 news, interrupted = _saved(kernel, self.handles, options)
@@ -307,7 +307,7 @@ class Traffic:
         if interrupted is not None:
             raise interrupted
         missing = tuple(name for name in options.gives or () if name not in self.space.names)
-        return Came(out=out, news=news, reply=reply, missing=missing)
+        return CellResults(out=out, news=news, reply=reply, missing=missing)
 
     def _merged(self, kernel: KernelGuest, options: CellOptions, out: Outgoing) -> dict[str, str]:
         """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
@@ -373,18 +373,20 @@ def _only(options: CellOptions) -> frozenset[str] | None:
 
 def _saved(
     kernel: KernelGuest, handles: RemoteValues, options: CellOptions
-) -> tuple[guest_persistence.News, KeyboardInterrupt | None]:
+) -> tuple[guest_persistence.PersistenceNews, KeyboardInterrupt | None]:
     """Before the notebook takes what came: if the lease ends now the cell has not finished, here or there, and what was
     saved is given up. Raises that. An interrupt is for the person's own work, and a save that has begun is waited for;
     unless it comes twice."""
     try:
-        news: guest_persistence.News = kernel.call(guest_persistence.save if options.saves else guest_persistence.look)
+        news: guest_persistence.PersistenceNews = kernel.call(
+            guest_persistence.save if options.saves else guest_persistence.look
+        )
     except KeyboardInterrupt as interrupt:
         try:
             return kernel.call(guest_persistence.look), interrupt  # whose turn comes when the save is done
         except KeyboardInterrupt:
             handles.unsure()
-            return guest_persistence.News(), interrupt
+            return guest_persistence.PersistenceNews(), interrupt
     return news, None
 
 
@@ -486,7 +488,7 @@ def _size(value: Any) -> int:
     return found if type(found) is int else 0
 
 
-class Progress:
+class TransferProgress:
     """Of the transfers of one notebook, one after the other. The sender or receiver reports its position (``at``), and
     this shows it when it is time. A timer does so where the work on one variable takes long. It is left to run out at
     the end of a transfer: it fires in time for the next one, which then needs no thread of its own."""

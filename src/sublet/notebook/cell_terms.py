@@ -25,7 +25,7 @@ DEVICES_MAX: Final = 4
 """In one sentence."""
 
 
-class Ran(NamedTuple):
+class FinishedCell(NamedTuple):
     """A cell that came to its end."""
 
     reply: Mapping[str, Any]

@@ -30,7 +30,7 @@ from sublet.notebook.additions import Additions
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_io import Placing, Traffic, fates_text, number_of
 from sublet.notebook.cell_terms import (
-    Ran,
+    FinishedCell,
     as_numbered,
     check_names,
     fits,
@@ -44,7 +44,7 @@ from sublet.notebook.cell_terms import (
 from sublet.notebook.end_messages import RERUN, process_lost, session_ended, unnamed, what_ended
 from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.guest_side import be_plain
-from sublet.notebook.import_hook import Ahead
+from sublet.notebook.import_hook import PreImports
 from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import TASK, THREAD, in_use
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
@@ -55,7 +55,7 @@ from sublet.notebook.monkeypatches import ReplacedAttributes
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.on_demand import MESSAGE
 from sublet.notebook.options import CellOptions
-from sublet.notebook.output import SILENT, Front, Hints, StatusLine, failed_cell, say
+from sublet.notebook.output import SILENT, Hints, ShellFront, StatusLine, failed_cell, say
 from sublet.notebook.ownership import Owner
 from sublet.notebook.queued_cells import QueuedCells
 from sublet.notebook.reading import Reading, read_cell
@@ -112,7 +112,7 @@ class Cells:
         self.connect = connect
         """How the office is reached. A job has its own way, from before its first cell on."""
         self._fabric: Fabric | None = None
-        self._front = Front(shell)
+        self._front = ShellFront(shell)
         self._front.answer = self._answer
         self._front.to_guest = self._to_guest
         self._between = Between(shell, self._front.show)
@@ -124,7 +124,7 @@ class Cells:
         self._line: KernelLine | None = None
         self.surroundings = CellEnvironment(is_notebook=True)
         """Settings and random states of this process."""
-        self._ahead = Ahead(self.surroundings.undrawn)
+        self._ahead = PreImports(self.surroundings.undrawn)
         self._replaced = ReplacedAttributes(shell.user_ns, self.surroundings.assigned)
         self._additions = Additions(shell)
         self._copied: set[str] = set()
@@ -483,7 +483,7 @@ class Cells:
 
     def _run_unless_taken(
         self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine
-    ) -> Ran | None:
+    ) -> FinishedCell | None:
         """Run the cell. None if the lease ended before its first line, because it had been idle: while the cell was on
         its way here, the office gave the device to a request that waited."""
         self._is_begun = False
@@ -499,7 +499,7 @@ class Cells:
             self._leave_ended()
             return None
 
-    def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> Ran:
+    def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> FinishedCell:
         self._call = None
         number = number_of(self.shell)
         kernel, line = self._ready(lease, options, status)
@@ -564,7 +564,7 @@ class Cells:
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
             said = "; ".join(filter(None, (said, self.owner.tight())))
-        return Ran(came.reply, bill, said, failed, sent.names)
+        return FinishedCell(came.reply, bill, said, failed, sent.names)
 
     def _abandon_cell(self) -> None:
         """Give up the kernel: a repeated interrupt came, so it is unknown now what the other side has."""

@@ -16,7 +16,7 @@ from sublet.values import NS_PER_S, format_duration, format_size
 if TYPE_CHECKING:
     from sublet.notebook.cells import Cells
     from sublet.notebook.checkpoint import NotebookCheckpoint
-    from sublet.notebook.ownership import Volume
+    from sublet.notebook.ownership import KernelVolume
 
 
 class Command(NamedTuple):
@@ -218,7 +218,7 @@ COMMANDS: Final = (
 _BY_WORD: Final = {one.word: one for one in COMMANDS}
 
 
-def _volume(cells: Cells) -> Volume:
+def _volume(cells: Cells) -> KernelVolume:
     volume = cells.owner.take(cells.fabric())
     if volume is None:
         raise CheckpointFailed(
@@ -227,13 +227,13 @@ def _volume(cells: Cells) -> Volume:
     return volume
 
 
-def _shelf(cells: Cells, volume: Volume) -> NotebookCheckpoint:
+def _shelf(cells: Cells, volume: KernelVolume) -> NotebookCheckpoint:
     shelf = cells.handles.save_in(volume)
     assert shelf is not None
     return shelf
 
 
-def _where(volume: Volume) -> str:
+def _where(volume: KernelVolume) -> str:
     return f"as {volume.name}" if volume.name else "for as long as this kernel lives (%gpu name X keeps it longer)"
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from sublet.errors import Unpicklable
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook.import_hook import ImportHook, is_imported
-from sublet.notebook.settings import Kind, Setting, table
+from sublet.notebook.settings import Setting, SettingKind, table
 from sublet.state.transfer.codec import encode
 from sublet.state.transfer.loading import decode
 
@@ -83,7 +83,7 @@ class _Track:
 
     @property
     def is_local(self) -> bool:
-        return self.row.kind == Kind.LOCAL
+        return self.row.kind == SettingKind.LOCAL
 
 
 class CellEnvironment:
@@ -173,7 +173,7 @@ class CellEnvironment:
 
     def generators(self) -> Changes:
         """The states of the random generators, to be kept."""
-        return self.whole(lambda row: row.kind == Kind.GENERATOR)
+        return self.whole(lambda row: row.kind == SettingKind.GENERATOR)
 
     def whole(self, wanted: Callable[[Setting], bool] = lambda _: True) -> Changes:
         """Everything of the wanted rows that is not as it was at first, to be kept."""
@@ -191,7 +191,7 @@ class CellEnvironment:
             return Changes(rows=rows)
 
     def _changed(self, track: _Track) -> tuple[Packed, ...]:
-        if track.row.kind == Kind.FILES and not self._sees_files:
+        if track.row.kind == SettingKind.FILES and not self._sees_files:
             return ()
         if track.row.module not in self._ready and not self._is_ready(track.row):
             return tuple(track.waiting) if self._is_whole else ()
@@ -221,7 +221,7 @@ class CellEnvironment:
 
     def _of_a_device(self, track: _Track) -> Entries:
         """What a new one has by itself, as far as the notebook knows. Nothing of random generators: they are sent."""
-        if track.row.kind == Kind.GENERATOR and self._is_notebook:
+        if track.row.kind == SettingKind.GENERATOR and self._is_notebook:
             return {}
         return track.first or {}
 
@@ -237,7 +237,7 @@ class CellEnvironment:
                     track.agreed = dict(track.first or {})
             for key, packed in changes.rows.items():
                 track_or_none = self._tracks.get(key)
-                if track_or_none is not None and (track_or_none.row.kind == Kind.FILES) == files:
+                if track_or_none is not None and (track_or_none.row.kind == SettingKind.FILES) == files:
                     self._take(track_or_none, packed)
 
     def settle(self) -> None:
@@ -251,7 +251,7 @@ class CellEnvironment:
     def undrawn(self) -> Iterator[None]:
         """Whatever draws random numbers within: the generators are as they were."""
         generators = [
-            one for one in self._tracks.values() if one.row.kind == Kind.GENERATOR and self._is_ready(one.row)
+            one for one in self._tracks.values() if one.row.kind == SettingKind.GENERATOR and self._is_ready(one.row)
         ]
         before = [(track, self._read(track)) for track in generators]
         try:

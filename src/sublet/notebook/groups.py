@@ -124,7 +124,7 @@ _SET_AT: Final = object.__basicsize__
 _ENTRY: Final = struct.calcsize("Pn")
 
 
-class Snapshot:
+class ContainerSnapshot:
     """What one container held."""
 
     __slots__ = ("_hash", "_items", "container")
@@ -139,14 +139,14 @@ class Snapshot:
         return value is self.container and (type(value) in IMMUTABLE or _pointers(value) == self._hash)
 
 
-def snapshot(container: Any) -> Snapshot | None:
+def snapshot(container: Any) -> ContainerSnapshot | None:
     """Of a container of nothing but atoms; None if it is too small or of a kind for which it does not pay."""
     if not is_long(container):
         return None
     kind = type(container)
     if kind in IMMUTABLE:
-        return Snapshot(container, [])
-    return Snapshot(container, [*container, *container.values()] if kind is dict else list(container))
+        return ContainerSnapshot(container, [])
+    return ContainerSnapshot(container, [*container, *container.values()] if kind is dict else list(container))
 
 
 def _pointers(container: Any) -> bytes:

@@ -43,7 +43,7 @@ _CELL: Final = f"{Part.CELL}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class News:
+class PersistenceNews:
     """How it stands with what stays here."""
 
     held: dict[str, About] = field(default_factory=dict)
@@ -203,7 +203,7 @@ def hold(stays: Mapping[str, str]) -> None:
             _note(space, name, probe(name, space.names[name], is_bounded=True), why, _state.cell)
 
 
-def save(everything: bool = False) -> News:
+def save(everything: bool = False) -> PersistenceNews:
     """Save what may have changed since the last save. It says how it stands, also when the save failed."""
     with _turn:
         return _save(_names(), everything=everything)
@@ -214,9 +214,9 @@ def taken() -> None:
     _state.is_taken = True
 
 
-def look() -> News:
+def look() -> PersistenceNews:
     """How it stands, with nothing saved."""
-    return News(held=dict(_state.held), lost=dict(_state.lost), number=_state.number)
+    return PersistenceNews(held=dict(_state.held), lost=dict(_state.lost), number=_state.number)
 
 
 def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
@@ -257,7 +257,7 @@ def drop(names: Iterable[str]) -> None:
         _state.moved.add(name)
 
 
-def checkpoint() -> News | Literal[False]:
+def checkpoint() -> PersistenceNews | Literal[False]:
     """``sublet.current().checkpoint()``: save as well what the running cell has made so far.
 
     Between cells it saves what is not saved; but not while the notebook takes the results of the last one, which then
@@ -322,7 +322,7 @@ def _shared_with(space: Space, one: Probe) -> tuple[str, ...]:
     return space.crossed_with(changing)
 
 
-def _save(space: dict[str, Any], *, everything: bool, note: str = "") -> News:
+def _save(space: dict[str, Any], *, everything: bool, note: str = "") -> PersistenceNews:
     dirty = {name for name in (_state.held if everything else _state.dirty) if name not in _state.lost}
     dirty &= space.keys()
     if devices_are_away():
@@ -342,7 +342,7 @@ def _left_behind(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _save_inside(space: dict[str, Any]) -> News:
+def _save_inside(space: dict[str, Any]) -> PersistenceNews:
     """Everything the cell read or has bound: as it is now, whatever the notebook has."""
     nothing = object()
     visible = set() if _state.space is None else _state.space.visible()
@@ -386,7 +386,9 @@ def _why_here(old: About | None, one: Probe) -> str:
     return f"{format_size(one.nbytes)}, more than {format_size(_state.room or 0)}" if is_large else ""
 
 
-def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str) -> News:
+def _written(
+    values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str
+) -> PersistenceNews:
     began_s = time.monotonic()
     if values and _state.around is not None:
         values = {**values, GENERATORS: _state.around.generators()}

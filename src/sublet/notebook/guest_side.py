@@ -22,10 +22,10 @@ from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
 from sublet.notebook.lodging import Lodged, Word
-from sublet.notebook.namespace import Bound, Heard, Said, visible_among
+from sublet.notebook.namespace import BoundNames, Heard, Said, visible_among
 from sublet.notebook.namespace_sync import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.parcels import NO_WORD
-from sublet.notebook.sources import Source, compiler_flags, keep_sources, set_compiler_flags
+from sublet.notebook.sources import CellSource, compiler_flags, keep_sources, set_compiler_flags
 from sublet.state.checkpoints.object_groups import encode_roots
 
 RESULT_BYTES: Final = 1 << 20
@@ -37,7 +37,7 @@ LAST_RESULTS: Final = frozenset({"_", "__", "___"})
 TO_DELETE: Final = object()
 """Stands for what a cell may only delete."""
 IN_USE: Final = frozenset({THREAD, TASK, CALLBACK})
-NO_SOURCES: Final[Mapping[str, Source]] = MappingProxyType({})
+NO_SOURCES: Final[Mapping[str, CellSource]] = MappingProxyType({})
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -60,7 +60,7 @@ class _Before(NamedTuple):
 
 _space: Space | None = None
 _before = _Before(frozenset(), {})
-_bound = Bound({})
+_bound = BoundNames({})
 """What each name had before it."""
 _heard, _heard_steady = Heard(), Heard()
 _results: Final[set[str]] = set()
@@ -82,7 +82,7 @@ def place(
     deletes: frozenset[str] = frozenset(),
     steady: frozenset[str] | Said = frozenset(),
     surroundings: Changes | None = None,
-    sources: Mapping[str, Source] = NO_SOURCES,
+    sources: Mapping[str, CellSource] = NO_SOURCES,
     flags: int = 0,
     fetches: bool = False,
 ) -> Taken:
@@ -152,7 +152,11 @@ def _may_be_asked_for(name: str) -> bool:
 
 
 def place_fetched(
-    parcels: list[Parcel], names: frozenset[str], word: Word, sources: Mapping[str, Source], handles: Mapping[str, str]
+    parcels: list[Parcel],
+    names: frozenset[str],
+    word: Word,
+    sources: Mapping[str, CellSource],
+    handles: Mapping[str, str],
 ) -> Taken:
     """Take in what a running cell has looked up. ``names``: all that may be seen from here on; ``handles``: of these
     what is here under another name or the same. What the cell has had from its begin on is newer here, and stays."""
@@ -362,7 +366,7 @@ def seen() -> Space:
     global _space, _bound
     main: dict[str, Any] = vars(sys.modules["__main__"])
     if _space is None or _space.names is not main:
-        _space, _bound = Space(main, GUEST), Bound(main)
+        _space, _bound = Space(main, GUEST), BoundNames(main)
     return _space
 
 

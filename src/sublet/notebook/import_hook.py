@@ -141,7 +141,7 @@ Imports = Mapping[str, Set[str]]
 """Modules, and the names taken from each: some of these may be modules of it."""
 
 
-class Ahead:
+class PreImports:
     """Of one notebook."""
 
     def __init__(self, quietly: Callable[[], AbstractContextManager[object]]) -> None:

@@ -24,8 +24,8 @@ from sublet.notebook.memories import (
     view_of,
     windows_of,
 )
-from sublet.notebook.operations import FigureContents, Operation, Part, apply
-from sublet.notebook.parcels import LOST, Came
+from sublet.notebook.operations import AttributeWrite, FigureContents, Operation, apply
+from sublet.notebook.parcels import LOST, ReceivedParcel
 from sublet.notebook.untouchable import Untouchable
 from sublet.notebook.updater_choice import (
     CLASS,
@@ -183,7 +183,7 @@ class _Plan:
         is_taken = old is None or id(old) in self._taken or key in self._refused or not can_become(old, type(new))
         target = new if is_taken else old
         if type(target) is not type(new):
-            self.write(Part(target, CLASS, type(new)), is_fresh=False)
+            self.write(AttributeWrite(target, CLASS, type(new)), is_fresh=False)
         self.chosen[key] = target
         self._taken.add(id(target))
         self._waiting.append((way, target, new))
@@ -263,7 +263,7 @@ class _Plan:
 
 
 def taken_over(
-    names: dict[str, Any], identities: Identities, came: Came, settled: frozenset[int] = frozenset()
+    names: dict[str, Any], identities: Identities, came: ReceivedParcel, settled: frozenset[int] = frozenset()
 ) -> tuple[dict[int, Any], list[str]]:
     """What stands here for each object of the parcel, and the names that had to be bound anew. ``settled``: ids of
     objects here that are newer than what came for them."""

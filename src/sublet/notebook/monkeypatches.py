@@ -23,7 +23,7 @@ PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 OWN: Final = frozenset({"__name__", "__doc__", "__file__", "__module__", "__qualname__"})
 
 
-class Replaced(NamedTuple):
+class ReplacedAttribute(NamedTuple):
     """One attribute."""
 
     name: str
@@ -56,7 +56,7 @@ class ReplacedAttributes:
         """There is another device."""
         self._there.clear()
 
-    def news(self, cells: list[str], cell: str) -> list[Replaced]:
+    def news(self, cells: list[str], cell: str) -> list[ReplacedAttribute]:
         """What is to be said before ``cell`` runs on a device. ``cells``: everything executed so far, as Python."""
         if len(cells) < self._read:  # the history was cleared
             self._read = 0
@@ -69,7 +69,7 @@ class ReplacedAttributes:
             value = self._replacement(chain)
             if value is not None and self._told.get(chain) is not value[0]:
                 self._told[chain] = value[0]
-                found.append(Replaced(".".join(chain), value[1]))
+                found.append(ReplacedAttribute(".".join(chain), value[1]))
         return found
 
     def left(self, cell: str) -> list[str]:

@@ -65,7 +65,7 @@ def _begins_with(names: list[str], begin: list[str]) -> bool:
     return names[: len(begin)] == begin
 
 
-class Bound(Mapping[str, Callable[[], object]]):
+class BoundNames(Mapping[str, Callable[[], object]]):
     """What each name has; held weakly where that can be, so that memory on the device is freed when a cell lets go.
 
     It is kept from one look to the next, and a caller that binds or removes names that are not to count as bound anew

@@ -23,7 +23,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from sublet.errors import Unpicklable
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.groups import (
-    Snapshot,
+    ContainerSnapshot,
     blamed,
     blamed_beside,
     digest,
@@ -42,7 +42,7 @@ from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.object_graphs import Graph, graphs_of, is_flat, joined
-from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, drop_temporaries
+from sublet.notebook.parcels import BESIDE, LOST, Outgoing, Parcel, ReceivedParcel, Taken, drop_temporaries
 from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
@@ -218,7 +218,7 @@ class Space:
         """The rules that were found for types, for as long."""
         self._kept: Encodings | None = None
         """What was encoded, for as long; None outside of a look that says when it is over."""
-        self._still: dict[str, Snapshot] = {}
+        self._still: dict[str, ContainerSnapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
         self._graphs: dict[str, Graph] = {}
         """Of names whose values can be told to be unchanged without encoding them, what they were when they were
@@ -491,7 +491,7 @@ class Space:
                 continue
             if self.on_group is not None:
                 self.on_group(parcel.names, parcel.nbytes)
-            came = Came(parcel, self._lodging.view, self._identities.find)
+            came = ReceivedParcel(parcel, self._lodging.view, self._identities.find)
             if came.broken:
                 broken |= came.broken
                 continue

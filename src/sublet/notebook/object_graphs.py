@@ -32,7 +32,7 @@ from operator import is_
 from typing import Any, Final, NamedTuple
 
 from sublet.lazy_dataclass import dataclass
-from sublet.notebook.groups import Snapshot, snapshot
+from sublet.notebook.groups import ContainerSnapshot, snapshot
 from sublet.notebook.home import HomeRules, Reads, is_at_home, module_of, submodules_used
 from sublet.state.checkpoints.object_groups import is_long
 from sublet.state.transfer import codec
@@ -235,7 +235,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class Part:
+class GraphPart:
     """What some names lead to."""
 
     held: dict[int, Any] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class _Node(NamedTuple):
     look: Look
     said: Sequence[Any]
     """Empty where there is a snapshot."""
-    taken: Snapshot | None = None
+    taken: ContainerSnapshot | None = None
     """Of a long container of numbers and texts."""
 
     def is_same(self) -> bool:
@@ -268,7 +268,7 @@ class Graph:
         self.values = values
         self.nodes = nodes
         """Of all objects that can change, by id."""
-        self._parts: dict[frozenset[str], Part] = {}
+        self._parts: dict[frozenset[str], GraphPart] = {}
 
     def is_same(self) -> bool:
         """Whether each of the objects refers to the very same ones."""
@@ -277,7 +277,7 @@ class Graph:
         except Exception:  # noqa: BLE001 - a thread changes it meanwhile, or something of it is gone
             return False
 
-    def part(self, names: frozenset[str]) -> Part:
+    def part(self, names: frozenset[str]) -> GraphPart:
         """What these of its names lead to."""
         if names not in self._parts:
             self._parts[names] = self._part(names)
@@ -288,9 +288,9 @@ class Graph:
         """Ids of all objects that the values lead to."""
         return self._followed(frozenset(self.values))[1]
 
-    def _part(self, names: frozenset[str]) -> Part:
+    def _part(self, names: frozenset[str]) -> GraphPart:
         nodes = self.nodes if len(names) == len(self.values) else self._followed(names)[0]
-        found = Part()
+        found = GraphPart()
         for value, _, said, _ in nodes.values():
             if said is BY_NAME:
                 continue

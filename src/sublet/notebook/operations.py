@@ -349,7 +349,7 @@ class BufferContents(_Write):
         return bytearray if isinstance(self.target, bytearray) else array.array
 
 
-class Part(_Write):
+class AttributeWrite(_Write):
     """One attribute that a descriptor of the type holds: of a function, a cell, an exception, a slot."""
 
     phase = OBJECTS
@@ -492,7 +492,7 @@ class PartialState(_Write):
             _PARTIAL.__setstate__(self.target, self._before)
 
 
-class State(_Write):
+class StateWrite(_Write):
     """All of an object that is written in C and says what its state is."""
 
     phase = OBJECTS

@@ -83,7 +83,7 @@ def failed_cell(content: Mapping[str, Any], note: str = "") -> CellFailed:
     return failed
 
 
-class Front:
+class ShellFront:
     """One IPython shell: in a kernel, or in a terminal."""
 
     def __init__(self, shell: Any) -> None:
@@ -252,7 +252,7 @@ class Front:
 class _GuestComm:
     """A comm whose kernel side is in the guest: what its view says goes there."""
 
-    def __init__(self, comm_id: str, target_name: str, front: Front) -> None:
+    def __init__(self, comm_id: str, target_name: str, front: ShellFront) -> None:
         self.comm_id = comm_id
         self.target_name = target_name
         """What a page that is loaded anew asks for, to find its widgets again."""

@@ -48,7 +48,7 @@ HOLDER: Final = re.compile(r".*\[(\d+)\]@(.*)")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Volume:
+class KernelVolume:
     """Where this kernel saves."""
 
     name: str
@@ -120,7 +120,7 @@ class Owner:
         self._name = ""
         self.size = 0
         """Of its volume, where a person has said one."""
-        self.volume: Volume | None = None
+        self.volume: KernelVolume | None = None
         self.trouble = ""
         """Why there is none, where there is none."""
 
@@ -160,7 +160,7 @@ class Owner:
         volume.is_tight = True
         return "the volume is small for this state, so fewer older checkpoints of it are kept"
 
-    def take(self, fabric: Fabric) -> Volume | None:
+    def take(self, fabric: Fabric) -> KernelVolume | None:
         """The volume, taken when it is first asked for. None where none is to be had, and ``trouble`` says why: cells
         run all the same."""
         if self.volume is not None and not self.volume.is_over:
@@ -176,42 +176,42 @@ class Owner:
 
     # ---- a folder
 
-    def _in_folder(self, folder: str) -> Volume:
+    def _in_folder(self, folder: str) -> KernelVolume:
         name = self.name
         if name:
             path = os.path.join(folder, name)
             lock = _locked(path)
             if lock >= 0:
-                return Volume(name=name, folder=path, lock=lock)
+                return KernelVolume(name=name, folder=path, lock=lock)
         own = os.path.join(folder, f"kernel-{os.getpid()}")
-        second = Volume(name="", folder=own, lock=_locked(own), other=os.path.join(folder, name) if name else "")
+        second = KernelVolume(name="", folder=own, lock=_locked(own), other=os.path.join(folder, name) if name else "")
         if name:
             second.said = _second(name, self._look(None, second))
         return second
 
     # ---- a lease of blocks
 
-    def _leased(self, fabric: Fabric) -> Volume:
+    def _leased(self, fabric: Fabric) -> KernelVolume:
         name = self.name
         if not name:
             return self._made(fabric, "")
         return self._of_name(fabric, name) or self._beside(fabric, name)
 
-    def _beside(self, fabric: Fabric, name: str) -> Volume:
+    def _beside(self, fabric: Fabric, name: str) -> KernelVolume:
         """Of a second kernel: with room for what the first has, if there is any."""
         with contextlib.suppress(CapacityExceeded, NotFound):
             if (size := fabric.volume(name).size) > SIZES[0] and not self.size:
                 return self._told(fabric, self._made(fabric, "", size=size), name)
         return self._told(fabric, self._made(fabric, ""), name)
 
-    def _told(self, fabric: Fabric, second: Volume, name: str) -> Volume:
+    def _told(self, fabric: Fabric, second: KernelVolume, name: str) -> KernelVolume:
         second.other = name
         second.said = _second(name, self._look(fabric, second))
         return second
 
     # ---- what another kernel of the name has saved
 
-    def _look(self, fabric: Fabric | None, second: Volume) -> int:
+    def _look(self, fabric: Fabric | None, second: KernelVolume) -> int:
         """When it saved last; 0 if it has not, or that cannot be told now."""
         from sublet.notebook.checkpoint import NotebookCheckpoint
 
@@ -237,7 +237,7 @@ class Owner:
         return left
 
     @contextlib.contextmanager
-    def _read(self, fabric: Fabric | None, volume: Volume) -> Iterator[str]:
+    def _read(self, fabric: Fabric | None, volume: KernelVolume) -> Iterator[str]:
         if volume.folder or fabric is None:
             yield volume.other
             return
@@ -246,7 +246,7 @@ class Owner:
         with readable_volume(fabric, volume.other) as ticket:
             yield ticket
 
-    def _of_name(self, fabric: Fabric, name: str) -> Volume | None:
+    def _of_name(self, fabric: Fabric, name: str) -> KernelVolume | None:
         """The volume of this name, found or made; None where another kernel has it."""
         until_s = time.monotonic() + WAIT_S
         while True:
@@ -257,9 +257,9 @@ class Owner:
                 return self._made(fabric, name)
             try:
                 if found.lease is None:
-                    return Volume(name=name, lease=_there(fabric.block(name=name, **self._terms())))
+                    return KernelVolume(name=name, lease=_there(fabric.block(name=name, **self._terms())))
                 if _is_gone(fabric, found.lease):
-                    return Volume(name=name, lease=_there(fabric.attach(found.lease, renew="always")))
+                    return KernelVolume(name=name, lease=_there(fabric.attach(found.lease, renew="always")))
             except (CapacityExceeded, NotFound, LeaseEnded):  # it is being put away, or was in this moment
                 if is_late:
                     raise
@@ -271,7 +271,7 @@ class Owner:
     def _terms(self) -> dict[str, Any]:
         return {"ttl": TTL, "wait": 0, "renew": "always", "labels": self._labels}
 
-    def _made(self, fabric: Fabric, name: str, *, size: int = 0) -> Volume:
+    def _made(self, fabric: Fabric, name: str, *, size: int = 0) -> KernelVolume:
         sizes = (size or self.size,) if size or self.size else SIZES
         for size in sizes:
             try:
@@ -280,7 +280,7 @@ class Owner:
                 if size == sizes[-1]:
                     raise
             else:
-                return Volume(name=name, lease=lease, is_empty=True)
+                return KernelVolume(name=name, lease=lease, is_empty=True)
         raise AssertionError
 
 

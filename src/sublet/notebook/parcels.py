@@ -15,7 +15,7 @@ from sublet.notebook.environment import Changes
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.sources import Source
+from sublet.notebook.sources import CellSource
 from sublet.state.checkpoints.object_groups import ObjectGroup, met_by_name
 from sublet.state.transfer.codec import with_identity
 from sublet.state.transfer.loading import assembly_here, decode
@@ -82,7 +82,7 @@ class Outgoing:
     parcels: list[Parcel] = field(default_factory=list)
     names: frozenset[str] = frozenset()
     """Everything the other side will have as it is here, sent now or before."""
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, CellSource] = field(default_factory=dict)
     """Texts of cells in which functions among them were defined."""
     flags: int = 0
     """Of the compiler, as cells have set them."""
@@ -134,7 +134,7 @@ class Taken:
     """Settings that could not be set there, and why."""
 
 
-class Came:
+class ReceivedParcel:
     """A parcel, unpacked."""
 
     def __init__(

@@ -22,7 +22,7 @@ from typing import Final
 
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook.lookups import NO_LOOKUPS, Lookups, lookups_of
-from sublet.notebook.scopes import Opaque, Scope, code_of, magic_of, outside, stored
+from sublet.notebook.scopes import NameScope, Opaque, code_of, magic_of, outside, stored
 
 __all__ = ["Opaque", "Reading", "names_of", "names_set_by", "read_cell"]
 
@@ -355,11 +355,11 @@ class _Reader(ast.NodeVisitor):
     def _inner(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
         """What its body reads it may read at any time from now on: what is bound now may be deleted by then, but that
         is an error in any case."""
-        scope = Scope.of_function(node)
+        scope = NameScope.of_function(node)
         self._read_within(scope)
         self.binds.update(scope.globals_bound)
 
-    def _read_within(self, scope: Scope) -> None:
+    def _read_within(self, scope: NameScope) -> None:
         self.reads |= scope.free if self._is_class else scope.free - self._bound
         self.opaque += scope.opaque
 
@@ -375,7 +375,7 @@ class _Reader(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         self.visit(node.generators[0].iter)
-        scope = Scope.of_comprehension(node)
+        scope = NameScope.of_comprehension(node)
         self._read_within(scope)
         self.binds.update(scope.outer_bound)  # by :=, and only if it runs
 

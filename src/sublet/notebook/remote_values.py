@@ -27,7 +27,7 @@ from sublet.state.transfer.loading import decode
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
     from sublet.notebook.environment import Changes
-    from sublet.notebook.ownership import Volume
+    from sublet.notebook.ownership import KernelVolume
 
 NAMES_MAX: Final = 12
 """Names in one line."""
@@ -81,7 +81,7 @@ class RemoteValues:
         self._kernel: KernelGuest | None = None
         self._saved: dict[Key, About] = {}
         """What is in the volume."""
-        self._volume: Volume | None = None
+        self._volume: KernelVolume | None = None
         self._open: NotebookCheckpoint | None = None
         self._is_new = True
         """Nothing was seen of the volume yet."""
@@ -120,7 +120,7 @@ class RemoteValues:
 
     # ---- a guest comes and goes
 
-    def meet(self, kernel: KernelGuest, volume: Volume | None) -> None:
+    def meet(self, kernel: KernelGuest, volume: KernelVolume | None) -> None:
         """There is a new guest, and this volume, in which it finds what is saved."""
         self._kernel, self._saved, self._is_told = kernel, {}, False
         if volume is None:
@@ -134,7 +134,7 @@ class RemoteValues:
         if volume.committed is None:
             volume.committed = number
 
-    def save_in(self, volume: Volume | None) -> NotebookCheckpoint | None:
+    def save_in(self, volume: KernelVolume | None) -> NotebookCheckpoint | None:
         """The notebook's own hand on the volume."""
         if volume is not self._volume:
             self._volume, self._open = volume, None
@@ -209,7 +209,7 @@ class RemoteValues:
             else:
                 self._names[name] = RemoteValue(about, kernel, self)
 
-    def heard(self, news: guest_persistence.News, kernel: KernelGuest) -> None:
+    def heard(self, news: guest_persistence.PersistenceNews, kernel: KernelGuest) -> None:
         """The guest says how it stands, and the notebook has what the cell left."""
         if news.number and self._volume is not None:
             self._volume.committed = news.number
@@ -220,13 +220,13 @@ class RemoteValues:
                 if about.wall_ns:
                     self._saved[key_of(Part.DEVICE, about.name)] = about
 
-    def save(self, *, everything: bool = False) -> guest_persistence.News | None:
+    def save(self, *, everything: bool = False) -> guest_persistence.PersistenceNews | None:
         """Save what stays on the device, now; None where there is nothing."""
         kernel = self._kernel
         if kernel is None or not self.live():
             return None
         try:
-            news: guest_persistence.News = kernel.call(guest_persistence.save, everything)
+            news: guest_persistence.PersistenceNews = kernel.call(guest_persistence.save, everything)
         except SubletError:
             if kernel.is_lost:  # it went in this moment
                 return None

@@ -14,7 +14,7 @@ class Opaque(NamedTuple):
     line: int
 
 
-class Scope(ast.NodeVisitor):
+class NameScope(ast.NodeVisitor):
     """A function or comprehension: which names of the module it uses, whenever it runs."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Scope(ast.NodeVisitor):
         self._inner: set[str] = set()
 
     @classmethod
-    def of_function(cls, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Scope:
+    def of_function(cls, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> NameScope:
         scope = cls()
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -40,7 +40,7 @@ class Scope(ast.NodeVisitor):
         return scope
 
     @classmethod
-    def of_comprehension(cls, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Scope:
+    def of_comprehension(cls, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> NameScope:
         scope = cls()
         for number, generator in enumerate(node.generators):
             scope.visit(generator.target)
@@ -99,7 +99,7 @@ class Scope(ast.NodeVisitor):
             if part is not None:
                 self.visit(part)
         self.locals.add(node.name)
-        self._take(Scope.of_function(node))
+        self._take(NameScope.of_function(node))
 
     visit_FunctionDef = visit_AsyncFunctionDef = _function
 
@@ -107,13 +107,13 @@ class Scope(ast.NodeVisitor):
         for part in outside(node.args):
             if part is not None:
                 self.visit(part)
-        self._take(Scope.of_function(node))
+        self._take(NameScope.of_function(node))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self.visit(part)
         self.locals.add(node.name)
-        inner = Scope()
+        inner = NameScope()
         for statement in node.body:
             inner.visit(statement)
         inner.locals.clear()  # its functions do not see them, and what it reads itself may be read before it is bound
@@ -121,7 +121,7 @@ class Scope(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         self.visit(node.generators[0].iter)
-        inner = Scope.of_comprehension(node)
+        inner = NameScope.of_comprehension(node)
         self.locals |= inner.outer_bound
         self._take(inner)
 
@@ -137,7 +137,7 @@ class Scope(ast.NodeVisitor):
             self.opaque.append(Opaque(f"{node.func.id}()", node.lineno))
         self.generic_visit(node)
 
-    def _take(self, inner: Scope) -> None:
+    def _take(self, inner: NameScope) -> None:
         self._inner |= inner.free
         self.globals_bound |= inner.globals_bound
         self.opaque += inner.opaque

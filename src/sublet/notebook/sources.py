@@ -19,7 +19,7 @@ FLAGS: Final = functools.reduce(
 )
 
 
-class Source(NamedTuple):
+class CellSource(NamedTuple):
     """One cell."""
 
     text: str
@@ -27,18 +27,18 @@ class Source(NamedTuple):
     """Under which the shell shows it."""
 
 
-def sources_of(files: Iterable[str]) -> dict[str, Source]:
+def sources_of(files: Iterable[str]) -> dict[str, CellSource]:
     """Of these files those that are cells of this process or came from the other side."""
     numbers = _numbers()
     found = {}
     for name in files:
         entry = linecache.cache.get(name)
         if entry is not None and len(entry) == 4 and entry[1] is None:  # it has no time: it is no file of the disk
-            found[name] = Source("".join(entry[2]), numbers.get(name))
+            found[name] = CellSource("".join(entry[2]), numbers.get(name))
     return found
 
 
-def keep_sources(sources: Mapping[str, Source]) -> None:
+def keep_sources(sources: Mapping[str, CellSource]) -> None:
     """The other side's."""
     numbers = _numbers()
     for name, (text, number) in sources.items():

@@ -17,9 +17,9 @@ from sublet.durable import rebuild
 from sublet.errors import SubletError
 from sublet.notebook import updaters
 from sublet.notebook.memories import is_array, is_given_memory, is_memory, is_tensor, same_array, same_tensor
-from sublet.notebook.operations import State
+from sublet.notebook.operations import StateWrite
 from sublet.notebook.untouchable import is_own_namespace
-from sublet.notebook.updaters import Plan, Way, is_frame, is_looked_at
+from sublet.notebook.updaters import UpdatePlan, Way, is_frame, is_looked_at
 from sublet.state.checkpoints.object_groups import IDENTITY_FREE
 from sublet.state.transfer.codec import encode
 from sublet.state.transfer.figures import figure_of, is_part_kind
@@ -106,7 +106,7 @@ def can_wait(new: Any) -> bool:
     return isinstance(new, type | types.ModuleType) or _by_state(kind) is not None
 
 
-def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
+def can_take_over(plan: UpdatePlan, old: Any, new: Any) -> bool:
     """Of two of one type, whether the first can become what the second is."""
     kind = type(old)
     core = kind if kind in _WAYS else builtin_base(kind)
@@ -150,7 +150,7 @@ def _frees_at_its_end(kind: type) -> bool:
     return kind.__module__ != "__main__" and hasattr(kind, "__del__") and not has_plain_state(kind)
 
 
-def _of_one_owner(plan: Plan, old: Any, new: Any) -> bool:
+def _of_one_owner(plan: UpdatePlan, old: Any, new: Any) -> bool:
     """Where a byte array came whose memory the new one looks at: whether the old one looks at that which was here."""
     owner = owner_of(new)
     return type(owner) not in OWNERS or not plan.travels(owner) or plan.original(owner) is owner_of(old)
@@ -210,7 +210,7 @@ def _found_core(kind: type) -> type | None:
     return core if kind.__basicsize__ - core.__basicsize__ <= room else None
 
 
-def _as_core(contents: Way | None, plan: Plan, target: Any, new: Any) -> Any:
+def _as_core(contents: Way | None, plan: UpdatePlan, target: Any, new: Any) -> Any:
     """An instance of a class written in Python: contents, where it has a base with such, and attributes."""
     found = target if contents is None else contents(plan, target, new)
     return updaters.into_attributes(plan, found, new)
@@ -225,11 +225,11 @@ def _by_state(kind: type) -> tuple[Callable[[Any], Any], Callable[[Any, Any], An
     return None
 
 
-def _stated(plan: Plan, target: Any, new: Any) -> Any:
+def _stated(plan: UpdatePlan, target: Any, new: Any) -> Any:
     found = _by_state(type(new))
     if target is not new and found is not None:
         get, set_ = found
-        plan.write(State(target, get, set_, get(new)), is_fresh=target is new)
+        plan.write(StateWrite(target, get, set_, get(new)), is_fresh=target is new)
     return updaters.into_attributes(plan, target, new) if type(new).__module__ == "__main__" else target
 
 

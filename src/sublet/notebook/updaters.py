@@ -22,6 +22,7 @@ from sublet.durable.rebuild import ClassState, gone_from
 from sublet.notebook.memories import gradient_of, is_settled
 from sublet.notebook.operations import (
     ArrayMemory,
+    AttributeWrite,
     BufferContents,
     ClassParts,
     DequeContents,
@@ -32,7 +33,6 @@ from sublet.notebook.operations import (
     ListContents,
     ObjectArray,
     Operation,
-    Part,
     PartialState,
     SetContents,
     SlotEmptied,
@@ -46,7 +46,7 @@ from sublet.state.transfer.reducers import OWNERS, behind, loaded, owner_of
 
 __all__ = [
     "ATOMS",
-    "Plan",
+    "UpdatePlan",
     "Way",
     "has_attributes",
     "into_array",
@@ -94,7 +94,7 @@ _EXCEPTION_PARTS: Final = tuple(
 )
 
 
-class Plan(Protocol):
+class UpdatePlan(Protocol):
     """What stands for each object that came, and the writes that follow from it."""
 
     def choose(self, new: Any) -> Any:
@@ -118,49 +118,49 @@ class Plan(Protocol):
         of this very process that were found by name, such as a logger and its handlers: of these no part does."""
 
 
-Way = Callable[[Plan, Any, Any], Any]
+Way = Callable[[UpdatePlan, Any, Any], Any]
 
 
 # ---- containers: the target gets what stands for each item
 
 
-def into_list(plan: Plan, target: Any, new: Any) -> Any:
+def into_list(plan: UpdatePlan, target: Any, new: Any) -> Any:
     plan.write(ListContents(target, _chosen(plan, list.__iter__(new))), is_fresh=target is new)
     return target
 
 
-def into_deque(plan: Plan, target: Any, new: Any) -> Any:
+def into_deque(plan: UpdatePlan, target: Any, new: Any) -> Any:
     plan.write(DequeContents(target, _chosen(plan, deque.__iter__(new))), is_fresh=target is new)
     return target
 
 
-def into_dict(plan: Plan, target: Any, new: Any) -> Any:
+def into_dict(plan: UpdatePlan, target: Any, new: Any) -> Any:
     kind: Any = OrderedDict if isinstance(new, OrderedDict) else dict
     keys, values = _chosen(plan, kind.keys(new)), _chosen(plan, kind.values(new))
     plan.write(DictContents(target, keys, values), is_fresh=target is new)
     return target
 
 
-def into_defaultdict(plan: Plan, target: Any, new: Any) -> Any:
+def into_defaultdict(plan: UpdatePlan, target: Any, new: Any) -> Any:
     factory = new.default_factory
     plan.choose(factory)
-    plan.write(Part(target, _DEFAULT_FACTORY, factory), is_fresh=target is new)
+    plan.write(AttributeWrite(target, _DEFAULT_FACTORY, factory), is_fresh=target is new)
     return into_dict(plan, target, new)
 
 
-def into_set(plan: Plan, target: Any, new: Any) -> Any:
+def into_set(plan: UpdatePlan, target: Any, new: Any) -> Any:
     plan.write(SetContents(target, _chosen(plan, set.__iter__(new))), is_fresh=target is new)
     return target
 
 
-def into_bytes(plan: Plan, target: Any, new: Any) -> Any:
+def into_bytes(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """A byte array, or one of the array module."""
     if target is not new:
         plan.write(BufferContents(target, new), is_fresh=target is new)
     return target
 
 
-def into_tuple(plan: Plan, target: Any, new: Any) -> Any:
+def into_tuple(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """It cannot change: it is the original if all that is in it is."""
     kind, core = type(new), frozenset if isinstance(new, frozenset) else tuple
     merged = [plan.choose(item) for item in core.__iter__(new)]
@@ -179,7 +179,7 @@ def into_tuple(plan: Plan, target: Any, new: Any) -> Any:
     return found
 
 
-def _chosen(plan: Plan, new: Iterable[Any]) -> list[Any]:
+def _chosen(plan: UpdatePlan, new: Iterable[Any]) -> list[Any]:
     """The items, each known to the plan."""
     items = list(new)
     if not ATOMS.issuperset(map(type, items)):
@@ -201,7 +201,7 @@ def _same_items(items: list[Any], others: Iterable[Any], count: int) -> bool:
 # ---- what a program is made of
 
 
-def into_function(plan: Plan, target: Any, new: Any) -> Any:
+def into_function(plan: UpdatePlan, target: Any, new: Any) -> Any:
     cells = tuple(plan.choose(cell) for cell in new.__closure__ or ())
     if target is new and any(cell is not own for cell, own in zip(cells, new.__closure__ or (), strict=True)):
         target = functools.update_wrapper(
@@ -211,14 +211,14 @@ def into_function(plan: Plan, target: Any, new: Any) -> Any:
     for descriptor in _FUNCTION_PARTS:
         value = descriptor.__get__(new)
         plan.choose(value)
-        plan.write(Part(target, descriptor, value), is_fresh=target is new)
+        plan.write(AttributeWrite(target, descriptor, value), is_fresh=target is new)
     if new.__annotations__ or (target is not new and target.__annotations__):
         plan.choose(new.__annotations__)
-        plan.write(Part(target, _ANNOTATIONS, new.__annotations__), is_fresh=target is new)
+        plan.write(AttributeWrite(target, _ANNOTATIONS, new.__annotations__), is_fresh=target is new)
     for descriptor in _FUNCTION_NAMES if target is not new else ():
         value = descriptor.__get__(new)
         if value != descriptor.__get__(target):
-            plan.write(Part(target, descriptor, value), is_fresh=False)
+            plan.write(AttributeWrite(target, descriptor, value), is_fresh=False)
     if is_own_namespace(new):
         names = {name: value for name, value in new.__globals__.items() if name != "__builtins__"}
         for value in names.values():
@@ -227,22 +227,22 @@ def into_function(plan: Plan, target: Any, new: Any) -> Any:
     return into_attributes(plan, target, new)
 
 
-def into_cell(plan: Plan, target: Any, new: Any) -> Any:
+def into_cell(plan: UpdatePlan, target: Any, new: Any) -> Any:
     with contextlib.suppress(ValueError):  # an empty one
         value = new.cell_contents
         plan.choose(value)
-        plan.write(Part(target, _CELL_CONTENTS, value), is_fresh=target is new)
+        plan.write(AttributeWrite(target, _CELL_CONTENTS, value), is_fresh=target is new)
     return target
 
 
-def into_method(plan: Plan, target: Any, new: Any) -> Any:
+def into_method(plan: UpdatePlan, target: Any, new: Any) -> Any:
     function, of, old = plan.choose(new.__func__), plan.choose(new.__self__), plan.original(new)
     if type(old) is type(new) and old.__func__ is function and old.__self__ is of:
         return old
     return types.MethodType(function, of)
 
 
-def into_class_function(plan: Plan, target: Any, new: Any) -> Any:
+def into_class_function(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """A class method or a static method: of what stands for its function."""
     function, old = plan.choose(new.__func__), plan.original(new)
     for same in (old, new):
@@ -251,7 +251,7 @@ def into_class_function(plan: Plan, target: Any, new: Any) -> Any:
     return type(new)(function)
 
 
-def into_property(plan: Plan, target: Any, new: Any) -> Any:
+def into_property(plan: UpdatePlan, target: Any, new: Any) -> Any:
     get, set_, delete = (plan.choose(one) for one in (new.fget, new.fset, new.fdel))
     old = plan.original(new)
     for same in (old, new):
@@ -264,14 +264,14 @@ def into_property(plan: Plan, target: Any, new: Any) -> Any:
     return property(get, set_, delete, new.__doc__)
 
 
-def into_partial(plan: Plan, target: Any, new: Any) -> Any:
+def into_partial(plan: UpdatePlan, target: Any, new: Any) -> Any:
     state = new.func, new.args, dict(new.keywords), dict(new.__dict__)
     _chosen(plan, (new.func, *new.args, *new.keywords.values(), *new.__dict__.values()))
     plan.write(PartialState(target, state), is_fresh=target is new)
     return target
 
 
-def update_lru_cache(plan: Plan, target: Any, new: Any) -> Any:
+def update_lru_cache(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """What ``functools.lru_cache`` made. What it remembers stays; where its function is what it was, so is it."""
     old, function = plan.original(new), plan.choose(new.__wrapped__)
     same = type(old) is type(new) and old.__wrapped__ is function and old.cache_parameters() == new.cache_parameters()
@@ -280,7 +280,7 @@ def update_lru_cache(plan: Plan, target: Any, new: Any) -> Any:
     return found
 
 
-def into_module(plan: Plan, target: Any, new: Any) -> Any:
+def into_module(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """One that was made by hand, and is not among Python's modules. What Python itself keeps in it is left alone."""
     came = {name: value for name, value in vars(new).items() if name != "__builtins__"}
     _chosen(plan, came.values())
@@ -290,7 +290,7 @@ def into_module(plan: Plan, target: Any, new: Any) -> Any:
     return target
 
 
-def into_class(plan: Plan, target: Any, new: Any) -> Any:
+def into_class(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """One that was defined in the notebook: what its attributes share with others they go on sharing."""
     state = plan.class_state(new)
     parts = {
@@ -306,7 +306,7 @@ def into_class(plan: Plan, target: Any, new: Any) -> Any:
     return target
 
 
-def into_attributes(plan: Plan, target: Any, new: Any, slots: list[Any] | None = None) -> Any:
+def into_attributes(plan: UpdatePlan, target: Any, new: Any, slots: list[Any] | None = None) -> Any:
     """``slots``: those of its class, where they are known."""
     held = getattr(new, "__dict__", None)
     if held is not None:
@@ -337,7 +337,7 @@ def slots_of(kind: type) -> list[Any]:
     ]
 
 
-def _slot(plan: Plan, target: Any, new: Any, slot: Any) -> None:
+def _slot(plan: UpdatePlan, target: Any, new: Any, slot: Any) -> None:
     try:
         value = slot.__get__(new)
     except AttributeError:
@@ -345,19 +345,19 @@ def _slot(plan: Plan, target: Any, new: Any, slot: Any) -> None:
             plan.write(SlotEmptied(target, slot), is_fresh=target is new)
         return
     plan.choose(value)
-    plan.write(Part(target, slot, value), is_fresh=target is new)
+    plan.write(AttributeWrite(target, slot, value), is_fresh=target is new)
 
 
-def into_exception(plan: Plan, target: Any, new: Any) -> Any:
+def into_exception(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """Its traceback stays where it was raised."""
     for descriptor in _EXCEPTION_PARTS:
         value = descriptor.__get__(new)
         plan.choose(value)
-        plan.write(Part(target, descriptor, value), is_fresh=target is new)
+        plan.write(AttributeWrite(target, descriptor, value), is_fresh=target is new)
     return target
 
 
-def into_mapping_proxy(plan: Plan, target: Any, new: Any) -> Any:
+def into_mapping_proxy(plan: UpdatePlan, target: Any, new: Any) -> Any:
     held = behind(new)
     if is_class_dict(held):
         return new
@@ -367,7 +367,7 @@ def into_mapping_proxy(plan: Plan, target: Any, new: Any) -> Any:
     return new if found is held else types.MappingProxyType(found)
 
 
-def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
+def into_memoryview(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """One that has an original is a window on what that looks at; a new one on a byte array is one on what that is."""
     if target is not new:
         if not target.readonly:
@@ -380,7 +380,7 @@ def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
     return rebuild.memory_view_on(plan.choose(held), at, new.nbytes, new.format, new.shape)
 
 
-def into_weak_reference(plan: Plan, target: Any, new: Any) -> Any:
+def into_weak_reference(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """To what stands for its object. The object came as well: it is restored before a weak reference to it."""
     referent = new()
     is_known = type(new) in (weakref.ReferenceType, rebuild.HeldReference)
@@ -390,7 +390,7 @@ def into_weak_reference(plan: Plan, target: Any, new: Any) -> Any:
     return new if found is referent else weakref.ref(found)
 
 
-def update_by_reduce(plan: Plan, target: Any, new: Any) -> Any:
+def update_by_reduce(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """Of a type that has no way: its parts are those that pickle sees. Where one of them is ours it is made anew."""
     with contextlib.suppress(Exception):  # whatever it is, it came as it is
         reduced = new.__reduce_ex__(4)
@@ -411,7 +411,7 @@ def update_by_reduce(plan: Plan, target: Any, new: Any) -> Any:
 # ---- memory
 
 
-def into_array(plan: Plan, target: Any, new: Any) -> Any:
+def into_array(plan: UpdatePlan, target: Any, new: Any) -> Any:
     if type(new) is sys.modules["numpy"].memmap:
         return target  # both look at one file
     held = owner_of(new)
@@ -429,7 +429,7 @@ def _plain(value: Any) -> Any:
     return value.view(sys.modules["numpy"].ndarray)
 
 
-def _objects(plan: Plan, target: Any, new: Any) -> None:
+def _objects(plan: UpdatePlan, target: Any, new: Any) -> None:
     """Of an array of objects: each is what stands for it."""
     if new.dtype.names:
         for name in new.dtype.names:
@@ -442,7 +442,7 @@ def _objects(plan: Plan, target: Any, new: Any) -> None:
     plan.write(ObjectArray(_plain(target), _chosen(plan, _plain(new).reshape(-1).tolist())), is_fresh=target is new)
 
 
-def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
+def into_tensor(plan: UpdatePlan, target: Any, new: Any) -> Any:
     hooks = rebuild.hooks_of(new)
     for held in hooks:
         if held is not None:
@@ -456,7 +456,7 @@ def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
     return target
 
 
-def into_image(plan: Plan, target: Any, new: Any) -> Any:
+def into_image(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """An image of Pillow. Where it can keep its memory it does: what draws on it need not have come."""
     if target is not new and _is_same_canvas(target, new):
         plan.claim(new._im, target._im)
@@ -471,7 +471,7 @@ def _is_same_canvas(old: Any, new: Any) -> bool:
     return bool(one.mode == other.mode and one.size == other.size and not one.mode.startswith("P"))
 
 
-def into_image_draw(plan: Plan, target: Any, new: Any) -> Any:
+def into_image_draw(plan: UpdatePlan, target: Any, new: Any) -> Any:
     plan.choose(new._image)
     plan.write(DrawsOn(target, new._image), is_fresh=target is new)
     return into_attributes(plan, target, new)
@@ -487,7 +487,7 @@ def is_image_draw(value: Any) -> bool:
     return drawing is not None and type(value) is drawing.ImageDraw
 
 
-def into_frame(plan: Plan, target: Any, new: Any) -> Any:
+def into_frame(plan: UpdatePlan, target: Any, new: Any) -> Any:
     """A frame or series of pandas: its columns are the manager's, and that can be handed over whole."""
     for block in new._mgr.blocks:
         if isinstance(block.values, sys.modules["numpy"].ndarray) and block.values.dtype.hasobject:

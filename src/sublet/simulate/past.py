@@ -11,7 +11,7 @@ from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import LeaseRecord
 from sublet.simulate.replay import Hardware
-from sublet.simulate.workload import CELLS_MAX, Cell, Session
+from sublet.simulate.workload import CELLS_MAX, Cell, WorkloadSession
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
 from sublet.wire.decoders import decoder
 from sublet.wire.orders import Inventory
@@ -22,7 +22,7 @@ _decode: Final = decoder(_Told).decode
 _MIN: Final = 60 * NS_PER_S
 
 
-def read_journal(path: Path) -> tuple[list[Session], Hardware]:
+def read_journal(path: Path) -> tuple[list[WorkloadSession], Hardware]:
     """Each lease with GPUs that has ended, as a session of one cell, and the GPUs that the office had. The cell is as
     long as the lease was busy, or, where that was not told, as long as it was held."""
     leases: dict[LeaseId, LeaseRecord] = {}
@@ -65,10 +65,10 @@ def read_journal(path: Path) -> tuple[list[Session], Hardware]:
     return sorted(sessions, key=lambda session: session.start_min), _hardware(nodes)
 
 
-def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> Session:
+def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> WorkloadSession:
     [want] = [want for want in lease.wants if want.kind is Kind.GPU]
     cell = Cell(0.0, duration_min, want.count, want.amount / GIB, want.exclusivity is Exclusivity.SHARED)
-    return Session(
+    return WorkloadSession(
         lease.id,
         start_min,
         (cell,),

@@ -21,7 +21,7 @@ from typing import Any, Final
 from sublet.lazy_dataclass import dataclass
 from sublet.simulate.replay import Hardware, fluid_bound_ns
 from sublet.simulate.results import Result
-from sublet.simulate.workload import Cell, Session
+from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import NS_PER_S
 
 _MIN: Final = 60 * NS_PER_S
@@ -50,14 +50,14 @@ PEERS: Final = (
 )
 
 
-def run_peer(peer: Peer, sessions: Sequence[Session], hardware: Hardware) -> Result:
+def run_peer(peer: Peer, sessions: Sequence[WorkloadSession], hardware: Hardware) -> Result:
     """The whole workload under this peer."""
     return _Run(peer, sessions, hardware).run()
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    session: Session
+    session: WorkloadSession
     tenant: str
     next_cell: int = 0
     node: int | None = None
@@ -76,7 +76,7 @@ class _Holder:
 
 
 class _Run:
-    def __init__(self, peer: Peer, sessions: Sequence[Session], hardware: Hardware) -> None:
+    def __init__(self, peer: Peer, sessions: Sequence[WorkloadSession], hardware: Hardware) -> None:
         self._peer, self._hardware = peer, hardware
         self.result = Result(
             name=peer.name, gpus=hardware.gpus, sessions=len(sessions), fluid_ns=fluid_bound_ns(sessions, hardware)

@@ -25,7 +25,7 @@ DOTTED: Final = 'stroke-dasharray="1 4"'
 _NICE: Final = (1, 1.5, 2, 3, 4, 5, 6, 8)
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """One line of a plot. The points' x and y are shares of the axes, from 0 to 1."""
 
     name: str
@@ -42,7 +42,9 @@ def waits(results: Sequence[Result]) -> str:
     floor = min(result.start_within(WAITS_S[0] * NS_PER_S) for result in results)
     base = min(0.9, int(floor * 10) / 10)
     lines = [
-        Line(result.name, [(x(s), max(0.0, (result.start_within(s * NS_PER_S) - base) / (1 - base))) for s in WAITS_S])
+        PlotLine(
+            result.name, [(x(s), max(0.0, (result.start_within(s * NS_PER_S) - base) / (1 - base))) for s in WAITS_S]
+        )
         for result in results
     ]
     ticks_x = [(x(seconds), text) for seconds, text in _WAIT_TEXT.items()]
@@ -56,7 +58,7 @@ def queue(results: Sequence[Result]) -> str:
     hours = max(1e-9, max(result.planned_ns for result in results) / HOUR_NS)
     curves = [(result.name, [(hour, mean) for hour, mean, _ in result.queue() if hour <= hours]) for result in results]
     top = _axis_end(max((mean for _, points in curves for _, mean in points), default=1.0))
-    lines = [Line(name, [(hour / hours, mean / top) for hour, mean in points]) for name, points in curves]
+    lines = [PlotLine(name, [(hour / hours, mean / top) for hour, mean in points]) for name, points in curves]
     step = _axis_end(hours / 6)
     ticks_x = [(n * step / hours, f"{n * step:g}") for n in range(int(hours / step) + 1)]
     ticks_y = [(n / 5, f"{top * n / 5:g}") for n in range(6)]
@@ -110,8 +112,8 @@ def curve(answer: Answer) -> str:
     ticks_x = [(n / last, str(n)) for n in range(0, last + 1, step)]
     ticks_y = [(n / 5, f"{n / 5:.0%}") for n in range(6)]
     lines = [
-        Line("mean of seeds", [at(p.gpus, p.mean) for p in runs[-1]]),
-        Line(f"goal: {goal.share:.0%}", [(0.0, goal.share), (1.0, goal.share)]),
+        PlotLine("mean of seeds", [at(p.gpus, p.mean) for p in runs[-1]]),
+        PlotLine(f"goal: {goal.share:.0%}", [(0.0, goal.share), (1.0, goal.share)]),
     ]
     under: list[str] = []
     for run in runs:
@@ -134,7 +136,7 @@ def curve(answer: Answer) -> str:
 
 def _plot(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     ticks_x: Sequence[tuple[float, str]],
     ticks_y: Sequence[tuple[float, str]],
     label_x: str,

@@ -33,7 +33,7 @@ from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import DeclaredRecord, NoticeRecord, Now, PricesRecord, Want
 from sublet.office.ledger.reservation_times import instants, parse_rule, zone_of
 from sublet.simulate.results import Result
-from sublet.simulate.workload import Cell, Session
+from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import (
     GIB,
     MILLIS_PER_DEVICE,
@@ -78,7 +78,7 @@ class Hardware:
         return cell.gpus <= min(self.gpus, self.per_node) and cell.vram_gib <= self.vram_gib
 
 
-def fluid_bound_ns(sessions: Sequence[Session], hardware: Hardware) -> int:
+def fluid_bound_ns(sessions: Sequence[WorkloadSession], hardware: Hardware) -> int:
     """Before which no policy is through with all cells, counted from minute 0.
 
     No cell comes before its time, since those before it can only make it later. So what comes after a moment has to be
@@ -92,7 +92,7 @@ def fluid_bound_ns(sessions: Sequence[Session], hardware: Hardware) -> int:
     return int(bound_min * _MIN * (1 - ROUNDED))
 
 
-def _planned(sessions: Sequence[Session], hardware: Hardware) -> Iterator[tuple[float, Cell]]:
+def _planned(sessions: Sequence[WorkloadSession], hardware: Hardware) -> Iterator[tuple[float, Cell]]:
     """When each cell with GPUs would start if none waited, of those that fit."""
     for session in sessions:
         at_min = session.start_min
@@ -204,7 +204,7 @@ class Rules(NamedTuple):
 
 @dataclass(slots=True)
 class _Notebook:
-    session: Session
+    session: WorkloadSession
     tenant: TenantId
     next_cell: int = 0
     lease: LeaseId | None = None
@@ -231,7 +231,7 @@ class Replay:
 
     def __init__(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[WorkloadSession],
         hardware: Hardware,
         *,
         rules: Rules | None = None,

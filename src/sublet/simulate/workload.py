@@ -96,7 +96,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class WorkloadSession:
     """One notebook, from the moment it was opened."""
 
     name: str
@@ -132,7 +132,7 @@ def quantile(table: Table, share: float) -> float:
     return math.exp(math.log(low_value) + part * (math.log(high_value) - math.log(low_value)))
 
 
-def generate(seed: int, *, sessions: int, days: float) -> list[Session]:
+def generate(seed: int, *, sessions: int, days: float) -> list[WorkloadSession]:
     """So many sessions over so many days. What would run beyond the end is cut off."""
     source = random.Random(f"workload/{seed}")
     end_min = days * MINUTES_PER_DAY
@@ -140,7 +140,7 @@ def generate(seed: int, *, sessions: int, days: float) -> list[Session]:
     return _checked(sorted((session for session in found if session.cells), key=lambda session: session.start_min))
 
 
-def _session(source: random.Random, name: str, days: float, end_min: float) -> Session:
+def _session(source: random.Random, name: str, days: float, end_min: float) -> WorkloadSession:
     early_days = min(2.0, days)
     start_min = source.random() * (early_days if source.random() < EARLY else days) * MINUTES_PER_DAY
     size = source.choices([gpus for gpus, _ in SESSION_GPUS], [share for _, share in SESSION_GPUS])[0]
@@ -166,7 +166,7 @@ def _session(source: random.Random, name: str, days: float, end_min: float) -> S
             cells.append(Cell(pause_min, duration_min, 0))
         else:
             cells.append(Cell(pause_min, duration_min, gpus, quantile(VRAM_GIB, source.random())))
-    return Session(name, start_min, tuple(cells), min(end_min, at_min))
+    return WorkloadSession(name, start_min, tuple(cells), min(end_min, at_min))
 
 
 COLUMNS: Final = (
@@ -199,10 +199,10 @@ def parse_lab(text: str) -> Lab:
     raise InvalidRequest(f"{shown(text)} is not the time of a lab", do="Write it as 'Tue 10:00-12:00'.")
 
 
-def course(seed: int, *, students: int, labs: Sequence[Lab]) -> list[Session]:
+def course(seed: int, *, students: int, labs: Sequence[Lab]) -> list[WorkloadSession]:
     """One week of a course: all students come to each lab, and half of them work on the evening before the deadline."""
     source = random.Random(f"course/{seed}")
-    found: list[Session] = []
+    found: list[WorkloadSession] = []
     for student in range(students):
         tenant = f"student-{student}"
         for number, lab in enumerate(labs):
@@ -226,14 +226,14 @@ def course_start_min(labs: Sequence[Lab]) -> float:
     return min(CRAMMING[0], *(lab.start_min for lab in labs))
 
 
-def _sitting(source: random.Random, name: str, tenant: str, start_min: float, end_min: float) -> Session:
+def _sitting(source: random.Random, name: str, tenant: str, start_min: float, end_min: float) -> WorkloadSession:
     cells: list[Cell] = []
     at_min = start_min
     while True:
         pause_min = quantile(COURSE_PAUSE_MIN, source.random()) if cells else source.random()
         duration_min = quantile(COURSE_CELL_MIN, source.random())
         if at_min + pause_min >= end_min:
-            return Session(name, start_min, tuple(cells), max(end_min, at_min), tenant)
+            return WorkloadSession(name, start_min, tuple(cells), max(end_min, at_min), tenant)
         at_min += pause_min + duration_min
         if source.random() < NO_GPU:
             cells.append(Cell(pause_min, duration_min, 0))
@@ -242,7 +242,7 @@ def _sitting(source: random.Random, name: str, tenant: str, start_min: float, en
             cells.append(Cell(pause_min, duration_min, 1, vram_gib, shared=True))
 
 
-def resample(sessions: Sequence[Session], seed: int) -> list[Session]:
+def resample(sessions: Sequence[WorkloadSession], seed: int) -> list[WorkloadSession]:
     """As many sessions, drawn with replacement: another month like this one. Seed 1 is the workload as it is."""
     if seed == 1:
         return list(sessions)
@@ -251,7 +251,7 @@ def resample(sessions: Sequence[Session], seed: int) -> list[Session]:
     return _checked(sorted(drawn, key=lambda session: session.start_min))
 
 
-def paying(sessions: Sequence[Session], share: float, seed: int) -> list[Session]:
+def paying(sessions: Sequence[WorkloadSession], share: float, seed: int) -> list[WorkloadSession]:
     """The same sessions; this share of their tenants, drawn by the seed, pays for priority."""
     source = random.Random(f"priority/{seed}")
     tenants = list(dict.fromkeys(session.owner for session in sessions))
@@ -259,7 +259,7 @@ def paying(sessions: Sequence[Session], share: float, seed: int) -> list[Session
     return [replace(session, pays_priority=session.owner in pay) for session in sessions]
 
 
-def merged(sessions: Sequence[Session], background: Sequence[Session]) -> list[Session]:
+def merged(sessions: Sequence[WorkloadSession], background: Sequence[WorkloadSession]) -> list[WorkloadSession]:
     """Both at once. Jobs that come after the last session is closed are left out."""
     if not background:
         return list(sessions)
@@ -268,7 +268,7 @@ def merged(sessions: Sequence[Session], background: Sequence[Session]) -> list[S
     return _checked(sorted(both, key=lambda session: session.start_min))
 
 
-def peak_gpus(sessions: Sequence[Session], vram_gib: float) -> int:
+def peak_gpus(sessions: Sequence[WorkloadSession], vram_gib: float) -> int:
     """GPUs of this size that cells use at once at most, if none waits."""
     edges: list[tuple[float, float]] = []
     for session in sessions:
@@ -284,7 +284,7 @@ def peak_gpus(sessions: Sequence[Session], vram_gib: float) -> int:
     return max(1, math.ceil(most - 1e-6))
 
 
-def _checked(sessions: list[Session]) -> list[Session]:
+def _checked(sessions: list[WorkloadSession]) -> list[WorkloadSession]:
     if sum(len(session.cells) for session in sessions) > CELLS_MAX:
         raise InvalidRequest(
             f"the workload has more than {CELLS_MAX:,} cells", do="Take fewer days, sessions or students."
@@ -292,7 +292,7 @@ def _checked(sessions: list[Session]) -> list[Session]:
     return sessions
 
 
-def read_trace(path: Path) -> list[Session]:
+def read_trace(path: Path) -> list[WorkloadSession]:
     """Sessions from a table with these columns; what else it has is ignored."""
     by_session: dict[str, list[dict[str, float]]] = {}
     for number, row in _rows(path, COLUMNS):
@@ -308,7 +308,7 @@ _JOB_COLUMNS: Final = ("start", "duration", "gpus")
 JOB_NAMES: Final = (*_JOB_COLUMNS, "user", "tier", "unit")
 
 
-def read_jobs(path: Path, columns: Mapping[str, str]) -> list[Session]:
+def read_jobs(path: Path, columns: Mapping[str, str]) -> list[WorkloadSession]:
     """A batch cluster's jobs as sessions of one cell. ``columns`` says what its columns are called, and may name the
     unit of its times and the tier of all (``unit=min``, ``tier=spot``)."""
     for name in columns:
@@ -335,7 +335,7 @@ def read_jobs(path: Path, columns: Mapping[str, str]) -> list[Session]:
             name = f"job-{number}"
             tenant = f"user-{row[columns['user']]}" if "user" in columns else "jobs"
             cells = (Cell(0.0, duration_min, gpus),)
-            found.append(Session(name, start_min, cells, start_min + duration_min, tenant, Tier(tier)))
+            found.append(WorkloadSession(name, start_min, cells, start_min + duration_min, tenant, Tier(tier)))
     return sorted(found, key=lambda session: session.start_min)
 
 
@@ -386,7 +386,7 @@ def _whole(path: Path, number: int, gpus: float) -> int:
     return int(gpus)
 
 
-def _from_rows(name: str, rows: Iterable[dict[str, float]]) -> Session:
+def _from_rows(name: str, rows: Iterable[dict[str, float]]) -> WorkloadSession:
     ordered = sorted(rows, key=lambda row: row["cell_start_min"])
     start_min = ordered[0]["session_start_min"]
     cells, at_min = [], start_min
@@ -394,4 +394,4 @@ def _from_rows(name: str, rows: Iterable[dict[str, float]]) -> Session:
         pause_min = max(0.0, row["cell_start_min"] - at_min)
         cells.append(Cell(pause_min, row["cell_duration_min"], int(row["gpus"]), row["vram_gb"]))
         at_min += pause_min + row["cell_duration_min"]
-    return Session(name, start_min, tuple(cells), max(at_min, ordered[0]["session_stop_min"]))
+    return WorkloadSession(name, start_min, tuple(cells), max(at_min, ordered[0]["session_stop_min"]))

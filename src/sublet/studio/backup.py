@@ -38,7 +38,7 @@ from sublet.studio.people import DATABASE as PEOPLE
 from sublet.studio.people import People
 from sublet.studio.records import Session, fold_all
 from sublet.studio.right import FILE as OFFICE_TOKEN
-from sublet.studio.states import TransitionError
+from sublet.studio.states import SessionTransitionError
 from sublet.studio.store import DATABASE as SESSIONS
 from sublet.studio.store import LOCK, SqliteStore
 from sublet.values import shown
@@ -184,7 +184,7 @@ def check_studio(folder: Path) -> None:
             sessions: dict[str, Session] = {}
             try:
                 fold_all(sessions, SqliteStore(path.parent).read(0))
-            except TransitionError as error:
+            except SessionTransitionError as error:
                 raise JournalError(f"the sessions in {path} are damaged: {error}", do=_ANOTHER) from error
 
 

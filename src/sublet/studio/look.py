@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SessionsSnapshot:
     """The sessions' part of the office at one moment."""
 
     began_s: float
@@ -69,11 +69,11 @@ class OfficeLook:
         """``fabric``: the office, for the studio itself."""
         self._fabric, self._sleep = fabric, sleep
         self._lock = threading.Lock()
-        self._last: Snapshot | None = None
+        self._last: SessionsSnapshot | None = None
         self._places, self._bills, self._rarely = Seldom(PLACES_S), Seldom(BILLS_S), Seldom(TENANTS_S)
         self._rare: tuple[Mapping[str, TenantView], StatusView | None] = ({}, None)
 
-    def since(self, moment_s: float) -> Snapshot:
+    def since(self, moment_s: float) -> SessionsSnapshot:
         """The office as it was at this moment of the monotonic clock, or later. Many who ask at once cost it as much as
         one. Raises ``SubletError``."""
         with self._lock:
@@ -83,7 +83,7 @@ class OfficeLook:
                 self._last = self._read(self._last)
             return self._last
 
-    def _read(self, last: Snapshot | None) -> Snapshot:
+    def _read(self, last: SessionsSnapshot | None) -> SessionsSnapshot:
         began_s = time.monotonic()
         leases = by_session(self._fabric.leases())
         places = {} if last is None else last.places
@@ -92,7 +92,7 @@ class OfficeLook:
         bills = self._bills.again(self._read_bills, {} if last is None else last.bills)
         self._rare = self._rarely.again(self._read_rare, self._rare)
         tenants, status = self._rare
-        return Snapshot(
+        return SessionsSnapshot(
             began_s=began_s,
             leases=leases,
             places=places,

@@ -23,7 +23,7 @@ from sublet.client.sse import EventReader
 from sublet.client.transport import Flight
 from sublet.errors import Disconnected, SubletError
 from sublet.lazy_dataclass import dataclass
-from sublet.studio.look import OfficeLook, Snapshot
+from sublet.studio.look import OfficeLook, SessionsSnapshot
 from sublet.studio.people import People, Token
 
 SPACING_S: Final = 0.2
@@ -51,14 +51,14 @@ class Mark:
 class Shown(Protocol):
     """What a page shows."""
 
-    def mark(self, seen: Snapshot, news: int) -> Mark:
+    def mark(self, seen: SessionsSnapshot, news: int) -> Mark:
         """``news``: how often there were news of the office."""
 
 
 class WholeOffice:
     """What a page shows that shows more of the office than sessions."""
 
-    def mark(self, seen: Snapshot, news: int) -> Mark:
+    def mark(self, seen: SessionsSnapshot, news: int) -> Mark:
         return Mark(news)
 
 
@@ -169,7 +169,7 @@ class OpenPages:
 
     def wake_changed(self) -> None:
         """Look at the office, and wake the pages that would show something else than before."""
-        seen: Snapshot | None = None
+        seen: SessionsSnapshot | None = None
         with contextlib.suppress(SubletError):  # the pages find that out for themselves, and show it
             seen = self._look.since(time.monotonic())
         with self._lock:

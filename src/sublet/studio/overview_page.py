@@ -11,7 +11,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import NOISY_H, Overview
 from sublet.studio.page import Html, form_of, header, live_page, moment, tag, whole_page
 from sublet.studio.people import Person
-from sublet.studio.presence import Presence
+from sublet.studio.presence import PersonPresence
 from sublet.studio.views import about
 from sublet.values import NS_PER_S, Kind, format_duration, format_size
 from sublet.wire.http import (
@@ -44,13 +44,13 @@ _OWN_TOKEN: Final = (
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
 
 
-def overview_page(person: Person, seen: Overview, people: Sequence[Presence], form: str) -> str:
+def overview_page(person: Person, seen: Overview, people: Sequence[PersonPresence], form: str) -> str:
     """The operator's page. ``form`` is the token of its forms."""
     part = overview_part(seen, people, form)
     return live_page(person, form, part, live="/office/live", links=(("Your sessions", "/"),))
 
 
-def overview_part(seen: Overview, people: Sequence[Presence], form: str) -> str:
+def overview_part(seen: Overview, people: Sequence[PersonPresence], form: str) -> str:
     """What of the page changes by itself."""
     parts = [
         tag("h2", "Office"),
@@ -236,7 +236,7 @@ def _noisy(noisy: NoisyView) -> Sequence[Html]:
     return section("Noisy neighbours", [*found, *rules])
 
 
-def _people(people: Sequence[Presence], seen: Overview) -> Iterable[Sequence[str]]:
+def _people(people: Sequence[PersonPresence], seen: Overview) -> Iterable[Sequence[str]]:
     """Those who are connected come first."""
     users = {tenant.id: tenant for tenant in seen.tenants}
     for one in people[:PEOPLE_SHOWN]:
@@ -258,7 +258,7 @@ def _processes(connected: Sequence[ConnectedView]) -> Iterable[Sequence[str]]:
         yield f"and {len(connected) - PEOPLE_SHOWN} more", "", "", "", ""
 
 
-def _connected(one: Presence, now_s: float) -> str:
+def _connected(one: PersonPresence, now_s: float) -> str:
     if one.pages:
         return many(one.pages, "open page")
     if one.asked_s is None:

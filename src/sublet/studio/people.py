@@ -122,7 +122,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class TokenScope:
     """What a token opens: everything of its person, if nothing else is said."""
 
     read_only: bool = False
@@ -138,7 +138,7 @@ class Token:
     label: str
     expires_ns: int | None
     """Until when it is good, in wall time; None: until it is revoked or replaced."""
-    scope: Scope
+    scope: TokenScope
 
 
 class People:
@@ -212,12 +212,12 @@ class People:
         return [_token(row) for row in rows]
 
     def new_token(
-        self, name: str, label: str = FIRST_LABEL, *, valid_s: float | None = None, scope: Scope | None = None
+        self, name: str, label: str = FIRST_LABEL, *, valid_s: float | None = None, scope: TokenScope | None = None
     ) -> str:
         """A token, to be shown this once. The one with this label before it, and its cookies, open nothing more."""
         person = self.find(name)
         with self._database.changing() as db:
-            made = self._insert_token(db, person, valid_name(label, "label"), valid_s, scope or Scope())
+            made = self._insert_token(db, person, valid_name(label, "label"), valid_s, scope or TokenScope())
         self._make_store(person)
         return made
 
@@ -281,7 +281,7 @@ class People:
             of = (person.id, HUB_LABEL)
             row = db.execute("SELECT secret FROM token WHERE person = ? AND label = ?", of).fetchone()
             if row is None:
-                secret = _hash(self._insert_token(db, person, HUB_LABEL, valid_s, Scope()))
+                secret = _hash(self._insert_token(db, person, HUB_LABEL, valid_s, TokenScope()))
             else:
                 secret = row[0]
                 until_ns = self._wall_ns() + round(valid_s * NS_PER_S)
@@ -357,7 +357,7 @@ class People:
                 )
             person = _person(row)
             db.execute("DELETE FROM invite WHERE person = ?", (person.id,))
-            token = self._insert_token(db, person, FIRST_LABEL, None, Scope())
+            token = self._insert_token(db, person, FIRST_LABEL, None, TokenScope())
             cookie = self._insert_cookie(db, _hash(token), valid_s)
         self._make_store(person)
         return person, token, cookie
@@ -400,7 +400,7 @@ class People:
         return Person(id=f"p-{self._random(8).hex()}", name=name, tenant=tenant)
 
     def _insert_token(
-        self, db: sqlite3.Connection, person: Person, label: str, valid_s: float | None, scope: Scope
+        self, db: sqlite3.Connection, person: Person, label: str, valid_s: float | None, scope: TokenScope
     ) -> str:
         token = TOKEN_PREFIX + _text(self._random(SECRET_BYTES))
         db.execute("DELETE FROM token WHERE person = ? AND label = ?", (person.id, label))
@@ -467,7 +467,7 @@ def _person(row: tuple[Any, ...]) -> Person:
 
 def _token(row: tuple[Any, ...]) -> Token:
     _, label, expires_ns, read_only, session = row[:5]
-    scope = Scope(read_only=bool(read_only), session=session)
+    scope = TokenScope(read_only=bool(read_only), session=session)
     return Token(person=_person(row[5:]), label=label, expires_ns=expires_ns, scope=scope)
 
 

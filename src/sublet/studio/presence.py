@@ -11,7 +11,7 @@ from sublet.studio.people import Person, Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Presence:
+class PersonPresence:
     """One person, as the operators' page shows it."""
 
     person: Person
@@ -36,7 +36,7 @@ class Presences:
         with self._lock:
             self._last[token.person.id] = (self._wall_s(), token.label)
 
-    def of(self, people: Sequence[Person], pages: Counter[str]) -> list[Presence]:
+    def of(self, people: Sequence[Person], pages: Counter[str]) -> list[PersonPresence]:
         """These people: those with open pages first, then by their last request. Others are forgotten."""
         with self._lock:
             known = {one.id for one in people}
@@ -44,5 +44,5 @@ class Presences:
             found = []
             for one in people:
                 asked_s, label = self._last.get(one.id, (None, ""))
-                found.append(Presence(person=one, pages=pages[one.id], asked_s=asked_s, label=label))
+                found.append(PersonPresence(person=one, pages=pages[one.id], asked_s=asked_s, label=label))
         return sorted(found, key=lambda one: (not one.pages, -(one.asked_s or 0.0), one.person.name))

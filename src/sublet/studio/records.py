@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import structs
 
-from sublet.studio.states import SessionEnd, SessionEvent, SessionState, TransitionError, next_session
+from sublet.studio.states import SessionEnd, SessionEvent, SessionState, SessionTransitionError, next_session
 
 LEASES_KEPT: Final = 100
 """Ended leases that a session shows. The records of older ones stay, and so does the bill."""
@@ -274,11 +274,11 @@ def event_of(record: Record) -> SessionEvent | None:
 
 
 def fold(session: Session | None, entry: Entry) -> Session:
-    """The session after this record. Raises ``TransitionError`` where the table does not know it."""
+    """The session after this record. Raises ``SessionTransitionError`` where the table does not know it."""
     record, at_ns = entry.record, entry.at_ns
     if isinstance(record, Started):
         if session is not None:
-            raise TransitionError(f"session {session.id} was started already")
+            raise SessionTransitionError(f"session {session.id} was started already")
         return Session(
             id=entry.session,
             name=record.name,
@@ -288,7 +288,7 @@ def fold(session: Session | None, entry: Entry) -> Session:
             changed_ns=at_ns,
         )
     if session is None:
-        raise TransitionError(f"session {entry.session} was never started")
+        raise SessionTransitionError(f"session {entry.session} was never started")
     state = next_session(session.state, _EVENTS[type(record)], f"session {session.name}")
     if isinstance(record, Ran):
         cells = (*session.cells, record.cell)[-CELLS_KEPT:]
@@ -340,7 +340,7 @@ def _with_lease(session: Session, lease: LeaseRecord, tenant: str, at_ns: int, w
 def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
     lease = session.lease
     if lease is None or lease.id != record.lease:
-        raise TransitionError(f"session {session.name} has no lease {record.lease}")
+        raise SessionTransitionError(f"session {session.name} has no lease {record.lease}")
     lease = structs.replace(lease, ended_ns=at_ns, reason=record.reason, detail=record.detail, saved_at=record.saved_at)
     return structs.replace(session, lease=lease, saved_at=record.saved_at or session.saved_at)
 

@@ -40,10 +40,10 @@ from sublet.studio.serving import (
     Launch,
     Limits,
     ProgramState,
+    ProgramTransitionError,
     Say,
     Send,
     Served,
-    TransitionError,
     Why,
     Withdraw,
 )
@@ -223,7 +223,7 @@ class ServedProgram:
             answer.owed += answer.taken
             self._tell(ServedFrameKind.CREDIT, number, answer.taken.to_bytes(8, "big"))
             answer.taken = 0
-        with contextlib.suppress(TransitionError):
+        with contextlib.suppress(ProgramTransitionError):
             self._served.moved(number, self._now())
 
     def _left(self, number: int) -> None:
@@ -308,7 +308,7 @@ class ServedProgram:
     def _decided(self, act: Callable[[], list[Effect]]) -> list[Effect]:
         try:
             return act()
-        except TransitionError as error:
+        except ProgramTransitionError as error:
             return self._broke(str(error))
 
     def _broke(self, how: str) -> list[Effect]:
@@ -316,7 +316,7 @@ class ServedProgram:
         _log(f"The program broke the protocol: {how}.")
         if self._run is not None:
             self._run.broke = how
-        with contextlib.suppress(TransitionError):
+        with contextlib.suppress(ProgramTransitionError):
             return self._served.failed(how, self._now())
         return []
 
@@ -506,7 +506,7 @@ class ServedProgram:
                 if passes and answer is not None:
                     answer.owed -= len(frame.body)
                     if answer.owed < 0:
-                        raise TransitionError("more of an answer came than there was credit for")
+                        raise ProgramTransitionError("more of an answer came than there was credit for")
                     answer.parts.put_nowait(frame.body)
             case ServedFrameKind.END:
                 effects = served.ended(number, now_s)
@@ -574,7 +574,7 @@ def _request_head(scope: Scope) -> dict[str, Any]:
 
 
 def answer_head(body: bytes) -> _Head:
-    """The head of an answer. Raises ``TransitionError`` where it is none."""
+    """The head of an answer. Raises ``ProgramTransitionError`` where it is none."""
     try:
         head = json.loads(body)
         headers = [
@@ -582,9 +582,9 @@ def answer_head(body: bytes) -> _Head:
         ]
         status = int(head["status"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise TransitionError("the head of an answer cannot be read") from None
+        raise ProgramTransitionError("the head of an answer cannot be read") from None
     if not 200 <= status <= 599 or any(b"\r" in text or b"\n" in text for pair in headers for text in pair):
-        raise TransitionError("the head of an answer is none of HTTP")
+        raise ProgramTransitionError("the head of an answer is none of HTTP")
     return _Head(status, [one for one in headers if one[0].decode("latin-1") not in _HOP_BY_HOP])
 
 

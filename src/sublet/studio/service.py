@@ -25,18 +25,18 @@ from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletErr
 from sublet.lazy_dataclass import dataclass
 from sublet.studio.config import DEFAULTS, StudioSettings
 from sublet.studio.course_page import Course, group_of
-from sublet.studio.look import OfficeLook, Snapshot
+from sublet.studio.look import OfficeLook, SessionsSnapshot
 from sublet.studio.office import FabricOffice, open_sessions, seen_as, sessions_folder
 from sublet.studio.open_pages import Mark, OpenPages
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.page import ENDED_SHOWN, ConnectView
 from sublet.studio.people import OWNER_TENANT, People, Person, records_folder
 from sublet.studio.plan import Plan, last_plan
-from sublet.studio.presence import Presence, Presences
+from sublet.studio.presence import PersonPresence, Presences
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
-from sublet.studio.session_bill import LINES, Place, bill_view
+from sublet.studio.session_bill import LINES, BillPlace, bill_view
 from sublet.studio.sessions import NOTHING, Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
@@ -154,7 +154,7 @@ class PersonSessions:
             self._read = written
         return self._sessions.recent(ENDED_SHOWN)
 
-    def mark(self, seen: Snapshot, news: int) -> Mark:
+    def mark(self, seen: SessionsSnapshot, news: int) -> Mark:
         """Another one where the person's page would show something else."""
         listed = self._sessions.recent(ENDED_SHOWN)
         leases = [one for many in self._of(listed, seen) for one in many]
@@ -169,7 +169,7 @@ class PersonSessions:
         self._fabric.leases(own=True)
 
     @staticmethod
-    def _of(listed: Sequence[Session], seen: Snapshot) -> Iterator[Sequence[LeaseView]]:
+    def _of(listed: Sequence[Session], seen: SessionsSnapshot) -> Iterator[Sequence[LeaseView]]:
         return (seen.leases.get(one.id, ()) for one in listed)
 
     def states(self) -> Counter[SessionState]:
@@ -260,11 +260,11 @@ class PersonSessions:
         """The bill of a session, a line for each cell: at most so many lines, the first ones, or those ``after`` the
         lines of an earlier answer."""
         found, now_ns = self._sessions.find(text), time.time_ns()
-        place = Place.read(after, now_ns) if after else None
+        place = BillPlace.read(after, now_ns) if after else None
         self._sessions.settle()
         entries = self._sessions.entries(0)
         if place is None:
-            place = Place(now_ns, entries[-1].seq)
+            place = BillPlace(now_ns, entries[-1].seq)
         return bill_view(self._fabric, found, entries, place, most)
 
     def records(self, after: int, only: str | None = None) -> list[Entry]:
@@ -388,12 +388,12 @@ class PersonSessions:
         return request
 
 
-def _accuracy(seen: Snapshot) -> str:
+def _accuracy(seen: SessionsSnapshot) -> str:
     """As a page shows it."""
     return "" if seen.estimates is None else about(seen.estimates.p90_error)
 
 
-def _numbers(lease: LeaseView, seen: Snapshot) -> object:
+def _numbers(lease: LeaseView, seen: SessionsSnapshot) -> object:
     """What a page shows of a lease's time, or of its place in the queue."""
     place = seen.places.get(lease.id) if lease.granted_at is None else None
     if place is None:
@@ -477,7 +477,7 @@ class Studio:
         """The whole office, for operators."""
         return OfficeOverview(self._right.fabric(start=self._start), self._right.as_operator, lambda: self.pages.news_s)
 
-    def connected(self) -> list[Presence]:
+    def connected(self) -> list[PersonPresence]:
         """All people, those who are connected first."""
         return self.presences.of(self.people.all(), self.pages.of_people())
 

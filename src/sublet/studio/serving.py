@@ -48,7 +48,7 @@ class ProgramEvent(enum.StrEnum):
     """Its lease has ended, and with it all of its processes; or they ended by themselves."""
 
 
-class TransitionError(ValueError):
+class ProgramTransitionError(ValueError):
     """The table does not know this event in this state."""
 
 
@@ -296,10 +296,10 @@ class Served:
         return self._go_on(now_s)
 
     def begun(self, request: int, now_s: float) -> bool:
-        """The head of an answer came; whether it is one to pass on. Raises ``TransitionError`` where none may come."""
+        """The head of an answer came; whether it is one to pass on; ``ProgramTransitionError`` where none may come."""
         one = self._inside(request)
         if one.is_begun:
-            raise TransitionError(f"request {request} is answered already")
+            raise ProgramTransitionError(f"request {request} is answered already")
         one.is_begun, one.moved_s = True, now_s
         return not one.is_over
 
@@ -307,7 +307,7 @@ class Served:
         """A piece of an answer came, or its reader took one; whether it is to be passed on."""
         one = self._inside(request)
         if not one.is_begun:
-            raise TransitionError(f"request {request} has no head of an answer")
+            raise ProgramTransitionError(f"request {request} has no head of an answer")
         one.moved_s = now_s
         return not one.is_over
 
@@ -330,7 +330,7 @@ class Served:
         """The program did not begin it, since its lease is about to end: it waits for the next one."""
         one = self._inside(request)
         if one.is_begun:
-            raise TransitionError(f"request {request} is being answered")
+            raise ProgramTransitionError(f"request {request} is being answered")
         if one.is_over:
             del self._requests[request]
         else:
@@ -372,7 +372,7 @@ class Served:
         try:
             self.state = PROGRAM_TABLE[self.state, event]
         except KeyError:
-            raise TransitionError(f"a served program that is {self.state} cannot {event}") from None
+            raise ProgramTransitionError(f"a served program that is {self.state} cannot {event}") from None
         self._since_s = now_s
 
     def _go_on(self, now_s: float) -> list[Effect]:
@@ -403,7 +403,7 @@ class Served:
     def _inside(self, request: int) -> _Request:
         one = self._requests.get(request)
         if one is None or not one.is_sent:
-            raise TransitionError(f"the program was not given request {request}")
+            raise ProgramTransitionError(f"the program was not given request {request}")
         return one
 
     def _sent(self) -> list[int]:

@@ -30,7 +30,7 @@ _PLACE: Final = re.compile(r"(\d{1,19})\.(\d{1,15})\.(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BillPlace:
     """Where the next lines of a bill begin."""
 
     until_ns: int
@@ -44,7 +44,7 @@ class Place:
         return f"{self.until_ns}.{self.seq}.{self.number}"
 
     @classmethod
-    def read(cls, text: str, now_ns: int) -> Place:
+    def read(cls, text: str, now_ns: int) -> BillPlace:
         """What an earlier answer named. Raises ``InvalidRequest``."""
         found = _PLACE.fullmatch(text)
         if found is None or int(found[1]) > now_ns:
@@ -63,7 +63,7 @@ def bill_lines(
     return cell_bill(session, entries, fabric.bill(by="lease", until=until), total), total
 
 
-def bill_view(fabric: Fabric, session: Session, entries: Sequence[Entry], place: Place, most: int) -> Json:
+def bill_view(fabric: Fabric, session: Session, entries: Sequence[Entry], place: BillPlace, most: int) -> Json:
     """So many lines from this place on, as a document. ``entries``: all records, of other sessions as well."""
     own = [entry for entry in entries if entry.session == session.id and entry.seq <= place.seq]
     lines, total = bill_lines(fabric, session, own, place.until_ns)
@@ -76,7 +76,7 @@ def bill_view(fabric: Fabric, session: Session, entries: Sequence[Entry], place:
         "count": len(lines),
         "before": min(place.number, len(lines)),
         "lines": [one.document() for one in lines[place.number : until]],
-        "next": str(Place(place.until_ns, place.seq, until)) if until < len(lines) else None,
+        "next": str(BillPlace(place.until_ns, place.seq, until)) if until < len(lines) else None,
     }
 
 

@@ -112,7 +112,7 @@ class Asking:
     """Told of a smaller amount, or another model; whether it is accepted."""
 
 
-class Office(Protocol[L]):
+class SessionOffice(Protocol[L]):
     """What the office does for sessions, through the public API. ``L`` is what a program holds a lease by."""
 
     def live(self) -> list[Seen]:
@@ -152,7 +152,7 @@ class Sessions(Generic[L]):
     def __init__(
         self,
         store: Store,
-        office: Office[L],
+        office: SessionOffice[L],
         *,
         me: ProcessIdentity,
         is_alive: Callable[[ProcessIdentity], bool],

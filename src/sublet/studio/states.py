@@ -89,7 +89,7 @@ class SessionEnd(enum.StrEnum):
     """Its person ended it."""
 
 
-class TransitionError(ValueError):
+class SessionTransitionError(ValueError):
     """The event is not possible in this state; nothing was changed."""
 
 
@@ -97,5 +97,5 @@ def next_session(state: SessionState, event: SessionEvent, subject: str = "the s
     """The state after this event."""
     then = SESSION_TABLE.get((state, event))
     if then is None:
-        raise TransitionError(f"{subject} is {state}: {event} is not possible")
+        raise SessionTransitionError(f"{subject} is {state}: {event} is not possible")
     return then

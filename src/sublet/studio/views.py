@@ -11,7 +11,7 @@ from msgspec import structs, to_builtins
 from sublet.client.fabric import Fabric
 from sublet.errors import SubletError
 from sublet.lease.value import rfc3339
-from sublet.studio.look import Snapshot, by_session
+from sublet.studio.look import SessionsSnapshot, by_session
 from sublet.studio.office import offer_of, seen_as
 from sublet.studio.records import CellRecord, LeaseRecord, Session
 from sublet.studio.states import SessionState
@@ -21,7 +21,7 @@ from sublet.wire.http import ExplainAnswer, LeaseView
 Json: TypeAlias = dict[str, Any]
 
 
-def session_views(fabric: Fabric, listed: Sequence[Session], seen: Snapshot | None = None) -> list[Json]:
+def session_views(fabric: Fabric, listed: Sequence[Session], seen: SessionsSnapshot | None = None) -> list[Json]:
     """These sessions, each with its live lease, place in the queue and bill so far, as the office has it now or
     was ``seen``."""
     if not listed:
@@ -29,18 +29,18 @@ def session_views(fabric: Fabric, listed: Sequence[Session], seen: Snapshot | No
     if seen is None:
         leases, bills = by_session(fabric.leases()), {line.key: line for line in fabric.bill(by="session")}
         estimates = fabric.status().estimates if any(_waits(one) for many in leases.values() for one in many) else None
-        seen = Snapshot(began_s=0.0, leases=leases, places={}, bills=bills, estimates=estimates)
+        seen = SessionsSnapshot(began_s=0.0, leases=leases, places={}, bills=bills, estimates=estimates)
     return [_view(fabric, one, seen) for one in listed]
 
 
-def leases_of(session: Session, seen: Snapshot) -> list[LeaseView]:
+def leases_of(session: Session, seen: SessionsSnapshot) -> list[LeaseView]:
     """What the session has, or waits for, in the office."""
     if session.is_over:
         return []
     return [one for one in seen.leases.get(session.id, ()) if session.tenant in ("", one.tenant)]
 
 
-def _view(fabric: Fabric, session: Session, seen: Snapshot) -> Json:
+def _view(fabric: Fabric, session: Session, seen: SessionsSnapshot) -> Json:
     leases, bill = leases_of(session, seen), seen.bills.get(session.id)
     lease = next((one for one in leases if one.parks is None), None)
     view: Json = {

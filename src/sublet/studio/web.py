@@ -58,7 +58,7 @@ from sublet.studio.metrics import PERSON, Counted, StudioMetrics
 from sublet.studio.open_pages import WHOLE_OFFICE
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.page import ConnectView
-from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Scope, Token
+from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Token, TokenScope
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.sessions import WouldBeLost
 from sublet.studio.turns import Pause, Turns
@@ -350,7 +350,7 @@ def _new_token(visit: _Visit, form: Mapping[str, str]) -> str:
     if session is not None:
         visit.mine.check_is(session, session)
     valid_s = parse_duration_ns(form.get("valid", "").strip() or TOKEN_VALID, "how long it is good") / NS_PER_S
-    token = people.new_token(person.name, label, valid_s=valid_s, scope=Scope(session=session))
+    token = people.new_token(person.name, label, valid_s=valid_s, scope=TokenScope(session=session))
     return page.token_page(person, visit.form, label, token, visit.connect)
 
 
@@ -819,7 +819,7 @@ def _check_origin(request: Request) -> None:
         raise Unauthorized("that was sent by another site", do="Open the page of the studio itself.")
 
 
-def _check_scope(scope: Scope, request: Request, mine: PersonSessions) -> None:
+def _check_scope(scope: TokenScope, request: Request, mine: PersonSessions) -> None:
     """Refuse what the token does not open. Another session than its own is answered as one that never was."""
     if scope.read_only and request.method != "GET":
         raise Unauthorized("this token may only read", do="Use one that may change sessions.")

@@ -10,7 +10,7 @@ import pytest
 from sublet.office.ledger import events as ev
 from sublet.office.policy_file import parse_policy
 from sublet.simulate.replay import Hardware, Replay, Rules
-from sublet.simulate.workload import Cell, Session
+from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import NS_PER_S, TenantId
 
 HOUR_NS = 3600 * NS_PER_S
@@ -21,7 +21,7 @@ HOLD_NS = HOUR_NS // 2
 class Recorded(Replay):
     """Notes who held how much when."""
 
-    def __init__(self, sessions: Sequence[Session], hardware: Hardware, rules: Rules) -> None:
+    def __init__(self, sessions: Sequence[WorkloadSession], hardware: Hardware, rules: Rules) -> None:
         self.held: list[tuple[TenantId, int, int, int]] = []
         super().__init__(sessions, hardware, rules=rules)
 
@@ -70,7 +70,7 @@ def test_usage_per_weight_is_even_in_every_window_of_eight_maximum_holds(
     tenants = len(weights)
     cells = (Cell(0.0, cell_min, 1),) * round(840 / cell_min)
     sessions = [
-        Session(f"s{number}-{each}", 0.0, cells, 840.0, tenant=f"t{number}", group=f"g{number}")
+        WorkloadSession(f"s{number}-{each}", 0.0, cells, 840.0, tenant=f"t{number}", group=f"g{number}")
         for each in range(gpus)
         for number in range(tenants)
     ]

@@ -17,13 +17,13 @@ from sublet.office.ledger.records import Now
 from sublet.simulate import replay
 from sublet.simulate.past import read_journal
 from sublet.simulate.replay import Hardware, Replay
-from sublet.simulate.workload import Cell, Session
+from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import Tier
 
 SESSIONS = [
-    Session("a", 0.0, (Cell(0, 3, 1, 2.0),), 10.0, tenant="ana", pays_priority=True),
-    Session("b", 1.0, (Cell(0, 20, 2, 4.0),), 40.0, tenant="ben", tier=Tier.BATCH),
-    Session("c", 2.0, (Cell(0, 1, 1, 1.0, shared=True),), 40.0, tenant="ana"),
+    WorkloadSession("a", 0.0, (Cell(0, 3, 1, 2.0),), 10.0, tenant="ana", pays_priority=True),
+    WorkloadSession("b", 1.0, (Cell(0, 20, 2, 4.0),), 40.0, tenant="ben", tier=Tier.BATCH),
+    WorkloadSession("c", 2.0, (Cell(0, 1, 1, 1.0, shared=True),), 40.0, tenant="ana"),
 ]
 
 

@@ -14,7 +14,7 @@ from sublet.errors import InvalidRequest
 from sublet.simulate.find import Point, _may_meet, find, late, parse_goal
 from sublet.simulate.replay import Hardware, Replay
 from sublet.simulate.results import Result
-from sublet.simulate.workload import Cell, Session
+from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import NS_PER_S
 
 HEADS = "session,session_start_min,session_stop_min,cell_start_min,cell_duration_min,gpus,vram_gb\n"
@@ -109,7 +109,7 @@ def test_one_run_may_lie_further_from_the_mean_than_the_mean_of_all_is_unsure() 
 
 def test_a_run_is_stopped_when_it_is_certain_to_miss_the_goal() -> None:
     """Ten cells of ten minutes for one GPU at once; the first four say enough."""
-    sessions = [Session(f"s{n}", 0.0, (Cell(0, 10, 1),), 60.0) for n in range(10)]
+    sessions = [WorkloadSession(f"s{n}", 0.0, (Cell(0, 10, 1),), 60.0) for n in range(10)]
     goal = parse_goal("start_within(10s) >= 0.9")
     bound = late(goal, 10)
     assert bound == (10 * NS_PER_S, 3)

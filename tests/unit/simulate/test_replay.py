@@ -22,7 +22,7 @@ from sublet.simulate.workload import (
     DURATION_MIN,
     Cell,
     Lab,
-    Session,
+    WorkloadSession,
     course,
     generate,
     merged,
@@ -85,7 +85,7 @@ def test_a_generated_workload_holds_every_invariant_and_saves_most_of_the_time(g
 
 def test_every_cell_is_served_even_where_there_is_one_gpu() -> None:
     """Three sessions, one device: they take turns, wait, and all come through."""
-    sessions = [Session(f"s{i}", 0.0, (Cell(0, 8, 1), Cell(2, 45, 1), Cell(1, 3, 1)), 300.0) for i in range(3)]
+    sessions = [WorkloadSession(f"s{i}", 0.0, (Cell(0, 8, 1), Cell(2, 45, 1), Cell(1, 3, 1)), 300.0) for i in range(3)]
     result = Replay(sessions, Hardware(gpus=1), check_every=1).run()
     assert result.cells == 9
     assert result.wait_s(0.99) > 60
@@ -97,7 +97,7 @@ def test_every_cell_is_served_even_where_there_is_one_gpu() -> None:
 def test_a_cell_that_fits_no_node_is_left_out_and_said() -> None:
     """Eight GPUs on a machine with two; 90 GiB on devices of 80."""
     cells = (Cell(0, 5, 8), Cell(0, 5, 1, 90.0), Cell(0, 5, 2))
-    result = Replay([Session("s", 0.0, cells, 20.0)], Hardware(gpus=2)).run()
+    result = Replay([WorkloadSession("s", 0.0, cells, 20.0)], Hardware(gpus=2)).run()
     assert (result.cells, result.impossible) == (1, 2)
     assert result.at_once == pytest.approx(1 / 3), "who was left out did not start"
 
@@ -107,7 +107,7 @@ def test_a_trace_is_read_in_the_order_of_its_sessions(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     first, second = read_trace(path)
-    assert first == Session("a", 0.0, (Cell(5.0, 2.0, 0, 0.0), Cell(2.0, 10.0, 2, 4.0)), 100.0)
+    assert first == WorkloadSession("a", 0.0, (Cell(5.0, 2.0, 0, 0.0), Cell(2.0, 10.0, 2, 4.0)), 100.0)
     assert second.cells == (Cell(10.0, 30.0, 1, 2.5),)
     assert Replay([first, second], Hardware(gpus=2)).run().cells == 2
 
@@ -187,8 +187,8 @@ def test_with_the_gpus_that_a_batch_queue_needs_newcomers_start_within_a_notice(
 def test_a_short_cell_does_not_wait_for_the_turns_of_long_ones() -> None:
     """Three long cells take turns on two GPUs. Short ones come at any moment, and each starts within five minutes and a
     notice; before there were further turns one waited for half an hour."""
-    long = [Session(f"long{n}", 0.0, (Cell(0, 600, 1),), 600.0) for n in range(3)]
-    short = [Session(f"short{n}", 180.0 + 47 * n, (Cell(0, 3, 1),), 190.0 + 47 * n) for n in range(8)]
+    long = [WorkloadSession(f"long{n}", 0.0, (Cell(0, 600, 1),), 600.0) for n in range(3)]
+    short = [WorkloadSession(f"short{n}", 180.0 + 47 * n, (Cell(0, 3, 1),), 190.0 + 47 * n) for n in range(8)]
     longest = []
     for policy in (POLICY, replace(POLICY, turn_least_ns=POLICY.max_hold_ns)):
         result = Replay([*long, *short], Hardware(gpus=2), rules=Rules(policy=policy), check_every=1).run()
@@ -201,7 +201,7 @@ def test_a_short_cell_does_not_wait_for_the_turns_of_long_ones() -> None:
 
 def test_a_trace_of_our_own_comes_out_as_counted_by_hand() -> None:
     """One cell of an hour in a session of ten: an hour used, five minutes more held, ten hours reserved."""
-    [result] = [Replay([Session("s", 0.0, (Cell(60, 60, 2),), 600.0)], Hardware(gpus=2)).run()]
+    [result] = [Replay([WorkloadSession("s", 0.0, (Cell(60, 60, 2),), 600.0)], Hardware(gpus=2)).run()]
     assert result.used_ns == 2 * HOUR_NS
     assert 2 * HOUR_NS < result.held_ns <= 2 * HOUR_NS + 2 * HOUR_NS // 12
     assert result.reserved_ns == 20 * HOUR_NS
@@ -211,7 +211,7 @@ def test_a_trace_of_our_own_comes_out_as_counted_by_hand() -> None:
 
 def test_an_idle_lease_is_kept_for_the_time_to_live_of_the_policy() -> None:
     """One cell of an hour; with a minute to live instead of five less is held after it."""
-    session = [Session("s", 0.0, (Cell(0, 60, 1),), 600.0)]
+    session = [WorkloadSession("s", 0.0, (Cell(0, 60, 1),), 600.0)]
     short = replace(POLICY, ttl_gpu_ns=60 * NS_PER_S)
     minute, five = (Replay(session, Hardware(gpus=1), rules=Rules(policy=policy)).run() for policy in (short, POLICY))
     assert HOUR_NS < minute.held_ns <= HOUR_NS + 60 * NS_PER_S < five.held_ns
@@ -260,7 +260,7 @@ def test_jobs_of_a_batch_cluster_run_in_the_background(tmp_path: Path) -> None:
     jobs = read_jobs(path, columns)
     assert [job.cells[0].duration_min for job in jobs] == [120.0, 1.0], "one needs no GPU"
     assert {(job.owner, job.tier) for job in jobs} == {("user-a", Tier.BATCH)}
-    both = merged([Session("s", 15.0, (Cell(0, 10, 2),), 60.0)], jobs)
+    both = merged([WorkloadSession("s", 15.0, (Cell(0, 10, 2),), 60.0)], jobs)
     assert len(both) == 2, "the second job comes after everything"
     result = Replay(both, Hardware(gpus=2), costs=Costs(move_ns=5 * NS_PER_S), check_every=1).run()
     assert result.preemptions == {"preempted": 1, "idle": 1}, "the job, and then the notebook that had nothing to run"
@@ -287,7 +287,7 @@ def test_jobs_without_a_column_of_users_are_one_tenant(tmp_path: Path) -> None:
 
 
 def test_another_seed_of_a_trace_draws_whole_sessions() -> None:
-    sessions = [Session(f"s{n}", float(n), (Cell(0, 1 + n, 1),), 9.0 + n) for n in range(20)]
+    sessions = [WorkloadSession(f"s{n}", float(n), (Cell(0, 1 + n, 1),), 9.0 + n) for n in range(20)]
     assert resample(sessions, 1) == sessions
     other = resample(sessions, 2)
     assert len(other) == 20
@@ -303,7 +303,7 @@ def test_another_seed_of_a_trace_draws_whole_sessions() -> None:
 def test_a_cell_beyond_a_quota_is_left_out_and_one_within_it_waits() -> None:
     """The limits of a policy are the ledger's own."""
     cells = (Cell(0, 5, 2), Cell(0, 5, 1))
-    both = [Session(f"s{n}", 0.0, cells, 20.0, tenant="ana") for n in range(2)]
+    both = [WorkloadSession(f"s{n}", 0.0, cells, 20.0, tenant="ana") for n in range(2)]
     result = Replay(
         both, Hardware(gpus=4), rules=Rules(policy=Policy(quota_default=Quota(gpus=1))), check_every=1
     ).run()
@@ -326,8 +326,8 @@ zone = "Europe/Berlin"
 @pytest.mark.parametrize(("text", "wait_s"), [("[group.course]", 32), (RESERVED, 0)])
 def test_a_reservation_of_the_policy_is_free_when_the_course_comes(text: str, wait_s: int) -> None:
     """Without it the student waits for the notice of whom else holds the GPU, and for its clearing."""
-    other = Session("other", 0.0, (Cell(0.0, 180.0, 1, 1.0),), 300.0)
-    student = Session("student", 60.0, (Cell(0.0, 1.0, 1, 1.0),), 70.0, group="course")
+    other = WorkloadSession("other", 0.0, (Cell(0.0, 180.0, 1, 1.0),), 300.0)
+    student = WorkloadSession("student", 60.0, (Cell(0.0, 1.0, 1, 1.0),), 70.0, group="course")
     rules = Rules(declared=parse_policy(text).declared)
     result = Replay([other, student], Hardware(gpus=1), rules=rules, check_every=1).run()
     assert sorted(result.waits_ns) == [0, wait_s * NS_PER_S]
@@ -336,7 +336,7 @@ def test_a_reservation_of_the_policy_is_free_when_the_course_comes(text: str, wa
 
 def test_members_of_a_group_are_held_to_its_ceiling() -> None:
     """Those that the policy names, and no others."""
-    both = [Session(name, 0.0, (Cell(0.0, 10.0, 1, 1.0),), 20.0) for name in ("ana", "ben", "cleo")]
+    both = [WorkloadSession(name, 0.0, (Cell(0.0, 10.0, 1, 1.0),), 20.0) for name in ("ana", "ben", "cleo")]
     declared = parse_policy('[group.course]\nceiling = 1\nmembers = ["ana", "ben"]').declared
     result = Replay(both, Hardware(gpus=3), rules=Rules(declared=declared), check_every=1).run()
     assert sum(wait > 0 for wait in result.waits_ns) == 1
@@ -345,7 +345,7 @@ def test_members_of_a_group_are_held_to_its_ceiling() -> None:
 
 def test_a_cell_begins_once_it_has_started_on_its_gpus() -> None:
     """The start is part of its wait and of what its GPUs are used for; one that finds them still held needs none."""
-    sessions = [Session("s", 0.0, (Cell(0, 1, 1), Cell(1, 1, 1)), 3.0)]
+    sessions = [WorkloadSession("s", 0.0, (Cell(0, 1, 1), Cell(1, 1, 1)), 3.0)]
     result = Replay(sessions, Hardware(gpus=1), costs=Costs(start_ns=2 * NS_PER_S), check_every=1).run()
     assert list(result.waits_ns) == [2 * NS_PER_S, 0]
     assert result.warm == 1
@@ -371,7 +371,10 @@ def test_costs_are_read_from_a_measured_file(tmp_path: Path) -> None:
 
 # ---- the models beside it ----
 
-TWO = [Session("a", 0.0, (Cell(0, 10, 2), Cell(100, 10, 1)), 200.0), Session("b", 5.0, (Cell(0, 10, 1),), 50.0)]
+TWO = [
+    WorkloadSession("a", 0.0, (Cell(0, 10, 2), Cell(100, 10, 1)), 200.0),
+    WorkloadSession("b", 5.0, (Cell(0, 10, 1),), 50.0),
+]
 
 
 @pytest.mark.parametrize(
@@ -396,10 +399,10 @@ def test_models_of_others_come_out_as_counted_by_hand(peer: str, held_min: int, 
 def test_fifo_lets_nobody_pass_and_backfill_only_who_delays_nobody() -> None:
     """Two GPUs, one busy for ten minutes, then a cell for both: a short one may pass, a long one may not."""
     sessions = [
-        Session("busy", 0.0, (Cell(0, 10, 1),), 10.0),
-        Session("both", 1.0, (Cell(0, 10, 2),), 11.0),
-        Session("long", 2.0, (Cell(0, 20, 1),), 22.0),
-        Session("short", 3.0, (Cell(0, 5, 1),), 8.0),
+        WorkloadSession("busy", 0.0, (Cell(0, 10, 1),), 10.0),
+        WorkloadSession("both", 1.0, (Cell(0, 10, 2),), 11.0),
+        WorkloadSession("long", 2.0, (Cell(0, 20, 1),), 22.0),
+        WorkloadSession("short", 3.0, (Cell(0, 5, 1),), 8.0),
     ]
     waits = {}
     for name in ("FIFO", "backfill"):
@@ -443,10 +446,10 @@ def test_no_policy_is_through_before_the_fluid_bound(gpus: int) -> None:
 
 def test_the_fluid_bound_by_hand() -> None:
     """Two GPUs; four hours of work that all comes at minute 0 take two hours, and a late short cell more than that."""
-    crowd = [Session(f"s{n}", 0.0, (Cell(0, 60, 1),), 60.0) for n in range(4)]
+    crowd = [WorkloadSession(f"s{n}", 0.0, (Cell(0, 60, 1),), 60.0) for n in range(4)]
     hardware = Hardware(gpus=2)
     assert fluid_bound_ns(crowd, hardware) == pytest.approx(120 * 60 * NS_PER_S)
-    late = Session("late", 0.0, (Cell(110, 20, 1), Cell(0, 5, 64), Cell(5, 30, 1)), 200.0)
+    late = WorkloadSession("late", 0.0, (Cell(110, 20, 1), Cell(0, 5, 64), Cell(5, 30, 1)), 200.0)
     bound_ns = fluid_bound_ns([*crowd, late], hardware)
     assert bound_ns == pytest.approx((110 + 20 + 5 + 30) * 60 * NS_PER_S), "a cell that fits no node is left out"
     assert Replay(crowd, hardware).run().finished_ns >= 120 * 60 * NS_PER_S

@@ -20,7 +20,7 @@ from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.policy_file import parse_policy
 from sublet.simulate.replay import POLICY, Hardware, Replay, Rules
-from sublet.simulate.workload import Cell, Session, course, generate, merged, parse_lab, paying
+from sublet.simulate.workload import Cell, WorkloadSession, course, generate, merged, parse_lab, paying
 from sublet.values import TenantId, Tier
 
 LAB = parse_lab("Tue 10:00-12:00")
@@ -38,14 +38,14 @@ zone = "Europe/Berlin"
 """
 
 
-def lab(students: int, seed: int = 1, group: str = "") -> list[Session]:
+def lab(students: int, seed: int = 1, group: str = "") -> list[WorkloadSession]:
     found = course(seed, students=students, labs=[LAB])
     return [replace(session, group=group) for session in found if session.start_min < 11]
 
 
-def jobs(count: int, group: str = "other") -> list[Session]:
+def jobs(count: int, group: str = "other") -> list[WorkloadSession]:
     return [
-        Session(
+        WorkloadSession(
             f"job{n}",
             3.0 * n,
             (Cell(0.0, 60.0 + n % 7 * 25, 1 + n % 2),),
@@ -60,7 +60,7 @@ def jobs(count: int, group: str = "other") -> list[Session]:
 class Recorded(Replay):
     """Keeps a digest of all that was decided, and of what people in the queue were told."""
 
-    def __init__(self, sessions: Sequence[Session], hardware: Hardware, rules: Rules | None = None) -> None:
+    def __init__(self, sessions: Sequence[WorkloadSession], hardware: Hardware, rules: Rules | None = None) -> None:
         self.digest = hashlib.sha256()
         self.decisions = 0
         super().__init__(sessions, hardware, rules=rules)

@@ -18,7 +18,7 @@ import pytest
 
 from sublet.errors import Disconnected
 from sublet.studio import open_pages
-from sublet.studio.look import SPACING_S, OfficeLook, Snapshot
+from sublet.studio.look import SPACING_S, OfficeLook, SessionsSnapshot
 from sublet.studio.open_pages import ALL_WITHIN_S, BATCH, PAUSE_S, WHOLE_OFFICE, Mark, OpenPages, Shown
 from sublet.studio.people import People, Token
 from sublet.wire.http import StatusView
@@ -40,12 +40,12 @@ class Office:
         self.lock = threading.Lock()
         self.may_open = threading.Event()
 
-    def since(self, moment_s: float) -> Snapshot:
+    def since(self, moment_s: float) -> SessionsSnapshot:
         with self.lock:
             self.read += 1
             if self.is_away:
                 raise Disconnected("no answer")
-            return Snapshot(began_s=moment_s, leases={}, places={}, bills={})
+            return SessionsSnapshot(began_s=moment_s, leases={}, places={}, bills={})
 
     def open_news(self) -> Any:
         assert self.may_open.wait(PATIENCE_S)
@@ -90,7 +90,7 @@ class Mine:
     def __init__(self, office: Office, name: str) -> None:
         self._office, self._name = office, name
 
-    def mark(self, seen: Snapshot, news: int) -> Mark:
+    def mark(self, seen: SessionsSnapshot, news: int) -> Mark:
         return Mark(self._office.values.get(self._name, 0), self._office.places.get(self._name, 0))
 
 

@@ -24,7 +24,7 @@ from sublet.studio.page import (
     token_page,
     trouble,
 )
-from sublet.studio.people import Person, Scope, Token
+from sublet.studio.people import Person, Token, TokenScope
 from sublet.values import GIB
 from tests.unit.studio.markup import Elements
 
@@ -32,8 +32,8 @@ EVIL: Final = "<script>alert('x')</script>\"><img src=x onerror=alert(1)> ' & â˜
 PERSON: Final = Person(id="p-1", name="ana", tenant="physics")
 
 
-def token(person: Person = PERSON, scope: Scope | None = None) -> Token:
-    return Token(person=person, label="main", expires_ns=None, scope=scope or Scope())
+def token(person: Person = PERSON, scope: TokenScope | None = None) -> Token:
+    return Token(person=person, label="main", expires_ns=None, scope=scope or TokenScope())
 
 
 def connect(**more: Any) -> ConnectView:
@@ -114,7 +114,7 @@ def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
     error = InvalidRequest(EVIL, do=EVIL)
     active = view(leases=[lease], state="active", lease="l-1")
     evil = connect(
-        office_url=EVIL, studio_url=EVIL, tokens=[replace(token(person), label=EVIL, scope=Scope(session=EVIL))]
+        office_url=EVIL, studio_url=EVIL, tokens=[replace(token(person), label=EVIL, scope=TokenScope(session=EVIL))]
     )
     offered = view(state="offered", offer=offer(text=EVIL, until=EVIL, currency=EVIL))
     pages = (
@@ -201,7 +201,7 @@ def test_a_token_of_one_session_is_shown_no_way_to_another(read_only: bool) -> N
     """No form starts a session, no link leads elsewhere, and what may not be changed has no buttons."""
     shows = token(Person(id="p-1", name="ana", tenant="physics", is_operator=True, teaches=("ml1",)))
     assert 'action="/start"' in sessions_page(shows, [view()], "f", connect())
-    one = token(shows.person, Scope(session="s-1", read_only=read_only))
+    one = token(shows.person, TokenScope(session="s-1", read_only=read_only))
     page = sessions_page(one, [view()], "f", connect())
     assert "token of session s-1 alone" in page
     for other in ('action="/start"', "/office", "/course/", "/tokens", "office.sock"):

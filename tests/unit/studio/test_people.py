@@ -26,8 +26,8 @@ from sublet.studio.people import (
     TOKENS_MAX,
     NotSignedIn,
     People,
-    Scope,
     Token,
+    TokenScope,
     records_folder,
 )
 from sublet.studio.store import DATABASE, FRESH_NS, Database
@@ -65,7 +65,7 @@ def test_a_token_is_its_persons_and_stored_as_its_hash(stage: Stage) -> None:
     token = member(stage)
     assert token.startswith(TOKEN_PREFIX)
     assert stage.people.of_token(token) == Token(
-        person=stage.people.find("ana"), label=FIRST_LABEL, expires_ns=None, scope=Scope()
+        person=stage.people.find("ana"), label=FIRST_LABEL, expires_ns=None, scope=TokenScope()
     )
     assert token.removeprefix(TOKEN_PREFIX).encode() not in on_disk(stage)
     assert hashlib.sha256(token.encode()).hexdigest().encode() in on_disk(stage)
@@ -197,9 +197,9 @@ def test_of_many_processes_that_write_none_is_overlooked(tmp_path: Path) -> None
 def test_a_token_and_its_browsers_keep_what_it_opens_and_one_that_only_reads_signs_none_in(stage: Stage) -> None:
     stage.people.add("ana", "physics")
     for label, scope in (
-        ("shows", Scope(read_only=True)),
-        ("one", Scope(session="s-1")),
-        ("both", Scope(read_only=True, session="s-1")),
+        ("shows", TokenScope(read_only=True)),
+        ("one", TokenScope(session="s-1")),
+        ("both", TokenScope(read_only=True, session="s-1")),
     ):
         token = stage.people.new_token("ana", label, scope=scope)
         assert stage.people.of_token(token).scope == scope

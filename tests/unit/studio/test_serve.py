@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sublet.studio.serve import answer_head, message_in
-from sublet.studio.serving import TransitionError
+from sublet.studio.serving import ProgramTransitionError
 from sublet.wire.served import MESSAGE_MAX
 
 
@@ -37,7 +37,7 @@ def test_the_head_of_an_answer() -> None:
     ],
 )
 def test_what_is_no_head_is_refused(body: bytes) -> None:
-    with pytest.raises(TransitionError, match="head of an answer"):
+    with pytest.raises(ProgramTransitionError, match="head of an answer"):
         answer_head(body)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.studio.records import Entry
-from sublet.studio.session_bill import Place, bill_heads, bill_row, bill_view, sum_row
+from sublet.studio.session_bill import BillPlace, bill_heads, bill_row, bill_view, sum_row
 from sublet.wire.http_views import BillLine
 from tests.unit.studio.test_cell_bill import IDENT, asked, entries, granted, line, ran, session_of
 
@@ -29,10 +29,10 @@ class Bills:
 
 def pages(bills: Any, records: list[Entry], most: int, more: list[Entry]) -> list[dict[str, Any]]:
     """All of a bill, ``most`` lines at a time; ``more`` is recorded behind the first of them."""
-    session, place = session_of(records), Place(UNTIL_NS, records[-1].seq)
+    session, place = session_of(records), BillPlace(UNTIL_NS, records[-1].seq)
     found = [bill_view(bills, session, records, place, most)]
     while found[-1]["next"] is not None:
-        found.append(bill_view(bills, session, records + more, Place.read(found[-1]["next"], UNTIL_NS), most))
+        found.append(bill_view(bills, session, records + more, BillPlace.read(found[-1]["next"], UNTIL_NS), most))
     return found
 
 
@@ -50,7 +50,7 @@ def test_pages_are_of_one_moment_and_come_to_the_bill_whatever_is_recorded_meanw
     for what, unit in (("cost", 10**6), ("gpu_seconds", 10**9), ("held_seconds", 10**9)):
         assert sum(round(one[what] * unit) for one in lines) == round(total[what] * unit), what
     assert len(bills.until) == 1
-    assert bill_view(bills, session_of(records), records, Place(UNTIL_NS, 99, 50), 2)["lines"] == []
+    assert bill_view(bills, session_of(records), records, BillPlace(UNTIL_NS, 99, 50), 2)["lines"] == []
 
 
 def test_a_session_that_held_nothing_has_no_lines() -> None:
@@ -60,7 +60,7 @@ def test_a_session_that_held_nothing_has_no_lines() -> None:
 
     records = entries(asked())
     nothing: Any = Nothing()
-    found = bill_view(nothing, session_of(records), records, Place(UNTIL_NS, 9), 10)
+    found = bill_view(nothing, session_of(records), records, BillPlace(UNTIL_NS, 9), 10)
     assert (found["lines"], found["total"], found["count"], found["next"]) == ([], None, 0, None)
 
 
@@ -69,13 +69,13 @@ def test_a_session_that_held_nothing_has_no_lines() -> None:
 )
 def test_what_names_no_lines_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="after names no lines of a bill"):
-        Place.read(text, UNTIL_NS)
+        BillPlace.read(text, UNTIL_NS)
 
 
 def test_rows_say_what_is_outside_of_cells_and_what_all_come_to() -> None:
     records = entries(asked(), granted("l-1"), ran(3, "l-1", 45.0, failed=True))
     bills: Any = Bills(60.0)
-    found = bill_view(bills, session_of(records), records, Place(UNTIL_NS, 9), 10)
+    found = bill_view(bills, session_of(records), records, BillPlace(UNTIL_NS, 9), 10)
     rows = [*map(bill_row, found["lines"]), sum_row(found["total"])]
     assert [(*row[:3], row[7]) for row in rows] == [
         ("[3] failed", "45s", "-", "l-1"),

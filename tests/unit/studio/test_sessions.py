@@ -39,7 +39,7 @@ from sublet.studio.records import (
     fold_all,
     request_id,
 )
-from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionState, TransitionError
+from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionState, SessionTransitionError
 from sublet.studio.store import SqliteStore
 from sublet.values import GIB
 from sublet.wire.http import ParksView, WantView
@@ -94,7 +94,7 @@ def test_a_record_is_folded_as_the_table_says_or_changes_nothing(records: list[R
         next_entry = entry(len(stored) + 1, record)
         try:
             folded = fold(session, next_entry)
-        except TransitionError:
+        except SessionTransitionError:
             is_foreign = isinstance(record, Lost) and (session.lease is None or session.lease.id != record.lease)
             assert then is None or is_foreign
             continue
@@ -135,7 +135,7 @@ def test_a_session_knows_its_leases_and_how_each_of_them_ended() -> None:
         ("l-2", "preempted", 50),
     ]
     assert (session.state, session.saved_at, session.tenant) == (SessionState.RESTING, "10:00", "local")
-    with pytest.raises(TransitionError, match="has no lease l-9"):
+    with pytest.raises(SessionTransitionError, match="has no lease l-9"):
         fold(fold(session, entry(6, Moved(lease=lease(3), tenant="local"))), entry(7, Lost(lease="l-9", reason="idle")))
 
 

@@ -26,7 +26,7 @@ GPUS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class JobLeaseOptions:
     """What the leases of a job shall be. None: as if nothing had been said."""
 
     vram_bytes: int | None = None
@@ -41,7 +41,7 @@ class Asked:
     """``cells``: each ``%%gpu`` cell its own, as where people sit; ``whole``: one for all, in which every cell runs."""
     name: str | None = None
 
-    def over(self, other: Asked) -> Asked:
+    def over(self, other: JobLeaseOptions) -> JobLeaseOptions:
         """These, and where they say nothing the other's."""
         said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         return replace(other, **said)
@@ -50,12 +50,12 @@ class Asked:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Asked:
+    def from_json(cls, found: Mapping[str, Any]) -> JobLeaseOptions:
         tier = found.get("tier")
         return cls(**{**found, "tier": None if tier is None else Tier(tier)})
 
 
-def cell_options(asked: Asked) -> str:
+def cell_options(asked: JobLeaseOptions) -> str:
     """The same as they stand behind ``%%gpu``: what a cell has that says nothing itself."""
     words = []
     if asked.vram_bytes is not None:
@@ -117,7 +117,7 @@ _SWITCHES: Final[dict[str, tuple[str, Any]]] = {
 }
 
 
-def read_options(words: Sequence[str]) -> Asked:
+def read_options(words: Sequence[str]) -> JobLeaseOptions:
     """Options as they stand in a cell. Raises ``InvalidRequest`` with the nearest good one."""
     found: dict[str, Any] = {}
     rest = list(words)
@@ -139,7 +139,7 @@ def read_options(words: Sequence[str]) -> Asked:
             )
         if found.setdefault(name, what) != what:
             raise InvalidRequest(f"{flag} contradicts what was said before it", do="Say it once.")
-    return Asked(**found)
+    return JobLeaseOptions(**found)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -153,9 +153,9 @@ _OURS: Final = re.compile(r"^\s*#\s*SUBLET\b[:\s]*(.*)$")
 _SLURMS: Final = re.compile(r"^#SBATCH\s+(.*)$")
 
 
-def from_cell(source: str) -> tuple[Asked, tuple[str, ...]]:
+def from_cell(source: str) -> tuple[JobLeaseOptions, tuple[str, ...]]:
     """What the comments of a cell ask for, and what of them means nothing here, in sentences."""
-    asked, notes = Asked(), list[str]()
+    asked, notes = JobLeaseOptions(), list[str]()
     for line in source.splitlines():
         if (ours := _OURS.match(line)) is not None:
             asked = read_options(_words(line, ours[1])).over(asked)
@@ -176,9 +176,9 @@ def _words(line: str, text: str) -> list[str]:
 _SHORT: Final = {"-J": "--job-name", "-G": "--gpus", "-t": "--time", "-p": "--partition", "-c": "--cpus-per-task"}
 
 
-def _of_slurm(words: Sequence[str]) -> tuple[Asked, list[str]]:
+def _of_slurm(words: Sequence[str]) -> tuple[JobLeaseOptions, list[str]]:
     """Of what people write for sbatch: how many GPUs, and the name. The rest is for a cluster."""
-    found, unused = Asked(), list[str]()
+    found, unused = JobLeaseOptions(), list[str]()
     rest = list(words)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
@@ -198,7 +198,7 @@ def _of_slurm(words: Sequence[str]) -> tuple[Asked, list[str]]:
     return found, unused
 
 
-def in_words(asked: Asked) -> str:
+def in_words(asked: JobLeaseOptions) -> str:
     """For people."""
     said = [
         None if asked.vram_bytes is None else f"VRAM {format_size(asked.vram_bytes)}",

@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 from sublet.client.home import home_dir, make_private_dir
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.lazy_dataclass import dataclass
-from sublet.notebook.batch.job_options import Asked
+from sublet.notebook.batch.job_options import JobLeaseOptions
 from sublet.notebook.batch.job_states import JobRecord, JobState
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 
@@ -69,8 +69,8 @@ class JobSpec:
     """It came through the queue: of those only so many run at once."""
 
     @property
-    def leases(self) -> Asked:
-        return Asked.from_json(self.asked)
+    def leases(self) -> JobLeaseOptions:
+        return JobLeaseOptions.from_json(self.asked)
 
 
 class Job:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sublet.client.home import home_dir, make_private_dir, runtime_dir
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
 from sublet.notebook.batch.guest_client import GuestClient, beside
-from sublet.notebook.batch.job_options import Asked
+from sublet.notebook.batch.job_options import JobLeaseOptions
 from sublet.notebook.options import CellOptions
-from sublet.notebook.ownership import Owner, Volume
+from sublet.notebook.ownership import KernelVolume, Owner
 from sublet.notebook.resume import give_up, go_on, is_parked
 from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
@@ -174,7 +174,7 @@ class WholeKernel(_Kernel):
         notebook: Notebook,
         *,
         folder: str,
-        asked: Asked,
+        asked: JobLeaseOptions,
         label: str,
         env: Mapping[str, str],
         connect: Callable[[], Fabric],
@@ -193,7 +193,7 @@ class WholeKernel(_Kernel):
         self._guest: KernelGuest | None = None
         self._owner = Owner({}, {}, labels=self._labels)
         self._owner.rename(label)
-        self._volume: Volume | None = None
+        self._volume: KernelVolume | None = None
         self._busy = contextlib.ExitStack()
 
     async def open(self) -> None:
@@ -226,7 +226,7 @@ class WholeKernel(_Kernel):
         folder, place = (self._folder, None) if volume is None else ("", volume.lease)
         return KernelGuest(self.lease, cwd=folder, env=self._env, name="notebook", volume=place)
 
-    def _own_volume(self) -> Volume | None:
+    def _own_volume(self) -> KernelVolume | None:
         from sublet.compute.shown import sees_our_folders
 
         assert self.lease is not None

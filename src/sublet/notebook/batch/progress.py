@@ -7,7 +7,7 @@ from typing import Any
 from sublet.notebook.batch.job_states import JobRecord
 
 
-class Progress:
+class JobProgress:
     """What is told while it runs; a program that shows it overrides what it shows."""
 
     def begun(self, record: JobRecord, restored: int) -> None: ...

@@ -32,7 +32,7 @@ from sublet.notebook.batch.jobs import Job, Turn, put
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
 from sublet.notebook.batch.page import JobBill, page_of, written
 from sublet.notebook.batch.prepare import code_cells, read_notebook
-from sublet.notebook.batch.progress import Progress
+from sublet.notebook.batch.progress import JobProgress
 
 AGAIN_MAX: Final = 20
 """How often one cell is run again. A lease that is lost more often under the same cell is lost because of the cell."""
@@ -46,14 +46,16 @@ TURN_LOOK_S: Final = 0.5
 class Runner:
     """Takes the job and runs it. Its ``record`` is what is on disk."""
 
-    def __init__(self, job: Job, progress: Progress | None = None, point: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, job: Job, progress: JobProgress | None = None, point: Callable[[str], None] | None = None
+    ) -> None:
         """``point`` is told each moment at which dying would matter; tests die there."""
         self.job = job
         self.spec = job.spec()
         self.record = job.record()
         self.stopping = False
         """It was asked to end: by a signal, or by the job's ``stop`` file."""
-        self._progress = progress or Progress()
+        self._progress = progress or JobProgress()
         self._point = point or (lambda _name: None)
         self._asked = self.spec.leases
         self._is_whole = self.spec.lease == "whole"
@@ -125,10 +127,12 @@ class Runner:
             if self.stopping:
                 self._cut()
             else:
-                self._fail(Failed(error.message, error.do, exit_of(error)))
+                self._fail(CellFailure(error.message, error.do, exit_of(error)))
         except OSError as error:
             await self._closed(now=True)
-            self._fail(Failed(f"the job cannot go on: {error}", "Free space or fix it, and submit it again.", FAILED))
+            self._fail(
+                CellFailure(f"the job cannot go on: {error}", "Free space or fix it, and submit it again.", FAILED)
+            )
         finally:
             await self._closed(now=True)
         self._point("over")
@@ -185,7 +189,7 @@ class Runner:
         self._write(Happening.FINISHED)
         return None
 
-    async def _cell(self, at: int) -> Failed | None:
+    async def _cell(self, at: int) -> CellFailure | None:
         """One cell, and everything that makes it count."""
         cell, number = self._notebook.cells[at], self.record.done + 1
         self._progress.cell(number, cell.source)
@@ -215,7 +219,7 @@ class Runner:
         self._progress.cell_done(number, seconds, bill)
         return None
 
-    async def _executed(self, cell: Any, at: int) -> Failed | None:
+    async def _executed(self, cell: Any, at: int) -> CellFailure | None:
         from nbclient.exceptions import CellExecutionError, DeadKernelError
 
         assert self._kernel is not None
@@ -227,7 +231,7 @@ class Runner:
             return await self._died()
         return None
 
-    async def _raised(self, cell: Any, error: Any) -> Failed:
+    async def _raised(self, cell: Any, error: Any) -> CellFailure:
         """A cell that raised: because of its lease, or by itself."""
         assert self._kernel is not None
         lost = await self._kernel.lost()
@@ -236,31 +240,31 @@ class Runner:
         message = f"{error.ename}: {error.evalue}" if error.evalue else str(error.ename)
         lacks = missing(message, self._not_restored)
         if lacks:
-            return Failed(message, "", FAILED, lacks=lacks)
+            return CellFailure(message, "", FAILED, lacks=lacks)
         why: dict[str, Any] | None = None
         with contextlib.suppress(SubletError):
             why = await self._asked_of("why")
         if why is not None and why["is_end"] and not why["reason"]:  # it needed what an earlier lease took with it
-            return Failed(why["message"], why["do"], LEASE_ENDED, lacks="what was on the device")
+            return CellFailure(why["message"], why["do"], LEASE_ENDED, lacks="what was on the device")
         if why is not None and why["is_end"] and why["reason"] not in OURS_TO_BLAME:
             on_device_only = cell.source.lstrip().startswith("%%gpu")
-            return Failed(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
+            return CellFailure(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
         code, do = FAILED, "Fix the cell and run the notebook again."
         if why is not None:
             code = REFUSED if why["kind"] in ("CapacityExceeded", "QuotaExceeded") else FAILED
             code, do = (LEASE_ENDED if why["is_end"] else code), why["do"] or do
             message = f"{error.ename}: {why['message']}"
-        return Failed(message.strip(), do, code, traceback=traceback_of(cell))
+        return CellFailure(message.strip(), do, code, traceback=traceback_of(cell))
 
-    async def _died(self) -> Failed:
+    async def _died(self) -> CellFailure:
         assert self._kernel is not None
         lost = await self._kernel.lost()
         if lost is None:
             do = "It ran out of memory, perhaps, or a library crashed; run the cell by hand to see."
-            return Failed("the kernel died", do, FAILED)
+            return CellFailure("the kernel died", do, FAILED)
         return lost_with(lost)
 
-    async def _again(self, failed: Failed) -> None:
+    async def _again(self, failed: CellFailure) -> None:
         """The lease was lost under the cell: it is run again, from what the last finished cell left."""
         number = self.record.done + 1
         self._progress.again(number, failed.message)
@@ -274,7 +278,7 @@ class Runner:
             await self._closed(now=True)
             await self._ready()
 
-    async def _rewind(self, failed: Failed) -> None:
+    async def _rewind(self, failed: CellFailure) -> None:
         """What cannot be saved can be made again: by the cells that made it."""
         self._rewound += 1
         if self._rewound > REWOUND_MAX:
@@ -287,13 +291,13 @@ class Runner:
         self._notebook = self._opened()
         await self._ready()
 
-    async def _failed(self, failed: Failed) -> None:
+    async def _failed(self, failed: CellFailure) -> None:
         self._progress.failed(self.record.done + 1, failed.traceback)
         with contextlib.suppress(SubletError):
             await self._asked_of("give_back")
         await self._closed(now=False)
         message = f"cell {self.record.done + 1} of {self.record.cells} failed: {failed.message}"
-        self._fail(Failed(message, failed.do, failed.exit_code))
+        self._fail(CellFailure(message, failed.do, failed.exit_code))
 
     # ---- the kernel
 
@@ -434,7 +438,7 @@ class Runner:
             do = f"`sublet nb resume {self.job.id}` goes on with it."
             self._write(Happening.CUT, message=f"interrupted in cell {self.record.done + 1}", do=do)
 
-    def _fail(self, failed: Failed) -> None:
+    def _fail(self, failed: CellFailure) -> None:
         self._write(Happening.FAILED, message=failed.message, do=failed.do, exit_code=failed.exit_code)
         self._put_what_there_is()
 
@@ -475,7 +479,7 @@ OURS_TO_BLAME: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CellFailure:
     """Why a cell did not finish."""
 
     message: str
@@ -489,11 +493,11 @@ class Failed:
     traceback: str = ""
 
 
-def lost_with(error: SubletError) -> Failed:
+def lost_with(error: SubletError) -> CellFailure:
     """The kernel itself went with its lease."""
     end = error.end if isinstance(error, LeaseEnded) else None
     may_again = end is None or str(end.reason) not in OURS_TO_BLAME
-    return Failed(error.message, error.do, LEASE_ENDED, is_lost=may_again, needs_kernel=True)
+    return CellFailure(error.message, error.do, LEASE_ENDED, is_lost=may_again, needs_kernel=True)
 
 
 def exit_of(error: SubletError) -> int:

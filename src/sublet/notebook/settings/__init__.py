@@ -12,7 +12,7 @@ value and one that sets it. They are looked for when this module is imported, wh
 from __future__ import annotations
 
 from sublet.notebook.settings.process import own_paths
-from sublet.notebook.settings.setting import Kind, Setting
+from sublet.notebook.settings.setting import Setting, SettingKind
 from sublet.notebook.settings.table import documented, library_settings, table, written
 
-__all__ = ["Kind", "Setting", "documented", "library_settings", "own_paths", "table", "written"]
+__all__ = ["Setting", "SettingKind", "documented", "library_settings", "own_paths", "table", "written"]

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from sublet.notebook.on_demand import bring
-from sublet.notebook.settings.setting import ALL, MAIN, Entries, Kind, Setting, call_of, nothing, single
+from sublet.notebook.settings.setting import ALL, MAIN, Entries, Setting, SettingKind, call_of, nothing, single
 
 TORCH_PRINT: Final = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
 
@@ -34,7 +34,7 @@ def of_libraries() -> Iterable[Setting]:
         call_of("torch.set_grad_enabled"),
         module=torch,
         default=lambda: True,
-        kind=Kind.LOCAL,
+        kind=SettingKind.LOCAL,
     )
     yield single(
         "torch anomaly detection",
@@ -102,7 +102,7 @@ def of_libraries() -> Iterable[Setting]:
         write=lambda values, gone: sys.modules["numpy"].seterr(**values),
         module="numpy",
         default=lambda: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
-        kind=Kind.LOCAL,
+        kind=SettingKind.LOCAL,
     )
     yield Setting(
         key="NumPy print options",
@@ -111,7 +111,7 @@ def of_libraries() -> Iterable[Setting]:
         write=_set_numpy_print,
         module="numpy",
         default=lambda: _FRESH_NUMPY_PRINT,
-        kind=Kind.LOCAL,
+        kind=SettingKind.LOCAL,
     )
     accessors = _Accessors()
     yield Setting(
@@ -160,7 +160,7 @@ def of_libraries() -> Iterable[Setting]:
         write=lambda values, gone: sys.modules["sklearn"].set_config(**values),
         module="sklearn",
         default=lambda: _FRESH_SKLEARN,
-        kind=Kind.LOCAL,
+        kind=SettingKind.LOCAL,
     )
     colors = _ColorNames()
     yield Setting(

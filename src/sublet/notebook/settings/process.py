@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from sublet.notebook.settings.setting import MAIN, Entries, Kind, Setting, call_of, nothing, single
+from sublet.notebook.settings.setting import MAIN, Entries, Setting, SettingKind, call_of, nothing, single
 from sublet.wire.cards import OF_CARDS
 
 OF_THE_LEASE: Final = ("SUBLET_", *OF_CARDS, "NVIDIA_VISIBLE_DEVICES", "MPLBACKEND")
@@ -26,13 +26,13 @@ RECURSION_DEFAULT: Final = 1000
 
 def of_python(is_notebook: bool) -> Iterable[Setting]:
     environment, search_path = _Environment(), _SearchPath(is_notebook=is_notebook)
-    yield single("working folder", "`os.chdir`, `%cd`", _folder, os.chdir, kind=Kind.FILES, starts_alike=True)
+    yield single("working folder", "`os.chdir`, `%cd`", _folder, os.chdir, kind=SettingKind.FILES, starts_alike=True)
     yield Setting(
         key="environment",
         about="`os.environ`, `%env`, with the time zone; not the lease's variables and not `MPLBACKEND`",
         read=environment.read,
         write=environment.write,
-        kind=Kind.FILES,
+        kind=SettingKind.FILES,
         starts_alike=True,
         stored=("os.environ",),
     )
@@ -42,7 +42,7 @@ def of_python(is_notebook: bool) -> Iterable[Setting]:
         search_path.read,
         search_path.write,
         default=lambda: (STDLIB, SITE),
-        kind=Kind.FILES,
+        kind=SettingKind.FILES,
         stored=("sys.path", "sys.path_importer_cache"),
         assigned=("sys:path",),
     )
@@ -106,7 +106,7 @@ def of_python(is_notebook: bool) -> Iterable[Setting]:
         write=_set_decimal,
         module="decimal",
         default=lambda: _FRESH_DECIMAL,
-        kind=Kind.LOCAL,
+        kind=SettingKind.LOCAL,
     )
     reloaded = _Reloaded()
     yield Setting(
@@ -115,7 +115,7 @@ def of_python(is_notebook: bool) -> Iterable[Setting]:
         read=reloaded.read,
         write=reloaded.write,
         default=nothing,
-        kind=Kind.FILES,
+        kind=SettingKind.FILES,
         stored=("sys.modules",),
     )
 

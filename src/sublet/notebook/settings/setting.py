@@ -14,7 +14,7 @@ ALL: Final = ""
 MAIN: Final = "__main__"
 
 
-class Kind:
+class SettingKind:
     """When and where a setting is set."""
 
     GLOBAL: Final = "global"
@@ -41,7 +41,7 @@ class Setting:
     """Empty: it is always there."""
     default: Callable[[], Entries] | None = None
     """What a fresh device has; None: what the notebook had when it was first looked at."""
-    kind: str = Kind.GLOBAL
+    kind: str = SettingKind.GLOBAL
     starts_alike: bool = False
     """A new device begins with what the notebook has at that moment."""
     stored: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from sublet.notebook.random_state import (
 )
 from sublet.notebook.settings.libraries import of_libraries
 from sublet.notebook.settings.process import of_python, of_warnings
-from sublet.notebook.settings.setting import Entries, Kind, Setting, single
+from sublet.notebook.settings.setting import Entries, Setting, SettingKind, single
 from sublet.notebook.settings.shell import of_ipython
 
 ENTRY_POINTS: Final = "sublet.settings"
@@ -54,7 +54,7 @@ def _generators(is_notebook: bool) -> Iterable[Setting]:
             get,
             put,
             module=module,
-            kind=Kind.GENERATOR,
+            kind=SettingKind.GENERATOR,
             stored=(stored,) if stored else (),
         )
 
@@ -65,11 +65,11 @@ _DECLARED: Final = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
 def library_settings(declared: Iterable[importlib.metadata.EntryPoint] = _DECLARED) -> Iterable[Setting]:
     """The rows that installed libraries add. Each is read when its library has been imported, and not before."""
     for one in declared:
-        yield from (_of_library(one, kind) for kind in (Kind.GLOBAL, Kind.GENERATOR))
+        yield from (_of_library(one, kind) for kind in (SettingKind.GLOBAL, SettingKind.GENERATOR))
 
 
 def _of_library(declared: importlib.metadata.EntryPoint, kind: str) -> Setting:
-    attribute = "generators" if kind == Kind.GENERATOR else "settings"
+    attribute = "generators" if kind == SettingKind.GENERATOR else "settings"
 
     def pairs() -> Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
         found: Any = getattr(declared.load(), attribute, {})
