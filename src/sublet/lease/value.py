@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
+from sublet.lazy_dataclass import dataclass
 from sublet.lease_end import EndReason, LeaseEnd
 from sublet.values import Epoch, LeaseId
 
