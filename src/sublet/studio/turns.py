@@ -91,7 +91,7 @@ class OfficeWatch:
                 self._is_probing = False
 
 
-class Pause:
+class PagePause:
     """While a request is on its way to the office, pages wait. For one event loop.
 
     One thread of Python computes at a time. A request stops and goes on some twenty times, and where eight pages are
@@ -120,7 +120,7 @@ class Turns:
         self,
         watch: OfficeWatch,
         *,
-        pause: Pause | None = None,
+        pause: PagePause | None = None,
         person: int = PERSON_MAX,
         tenant: int = TENANT_MAX,
         everything: int = ALL_MAX,

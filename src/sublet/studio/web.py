@@ -61,7 +61,7 @@ from sublet.studio.page import ConnectView
 from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Token, TokenScope
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.sessions import WouldBeLost
-from sublet.studio.turns import Pause, Turns
+from sublet.studio.turns import PagePause, Turns
 from sublet.studio.views import Json
 from sublet.values import NS_PER_S, parse_duration_ns, parse_size
 from sublet.wire.decoders import convert_to
@@ -76,7 +76,7 @@ SPACING_S: Final = 0.1
 COOKIE: Final = "sublet_studio"
 PAGES_AT_ONCE: Final = {"person": 1, "tenant": 2, "everything": 8}
 """Open pages that are made anew at one moment, in threads of their own: no request waits for them. None is begun while
-a request is on its way to the office (``turns.Pause``)."""
+a request is on its way to the office (``turns.PagePause``)."""
 HEARTBEAT_S: Final = 10.0
 """The browser of an open page hears something so often, also where nothing has changed."""
 HANDSHAKE_COOKIE: Final = "sublet_studio_hub"
@@ -428,7 +428,7 @@ class _Web:
     def __init__(self, studio: Studio, hub: HubPeople | None) -> None:
         self._studio, self._hub = studio, hub
         self._failing: list[str] = []
-        self._pause = Pause()
+        self._pause = PagePause()
         self.metrics = StudioMetrics(studio)
 
     @functools.cached_property

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.errors import Disconnected, SubletError
 from sublet.studio import turns
-from sublet.studio.turns import PERSON_MAX, TENANT_MAX, OfficeWatch, Pause, Turns, is_slow
+from sublet.studio.turns import PERSON_MAX, TENANT_MAX, OfficeWatch, PagePause, Turns, is_slow
 from tests.traces import until
 
 PATIENCE_S = 60.0
@@ -103,7 +103,7 @@ def test_no_page_is_begun_for_a_moment_after_a_request_has_come(monkeypatch: pyt
     monkeypatch.setattr(turns, "PAUSE_S", 0.2)
 
     async def play() -> None:
-        pause, done = Pause(), list[str]()
+        pause, done = PagePause(), list[str]()
         requests, pages = Turns(OfficeWatch(lambda: None)), Turns(OfficeWatch(lambda: None), pause=pause)
         await pages.run("ana", "physics", lambda: done.append("before"), FOREVER_S)
         pause.request_came()
@@ -125,7 +125,7 @@ def test_pauses_take_a_part_of_the_time_however_many_requests_come() -> None:
             return self.now_s
 
     async def play() -> None:
-        pause, paused_ms, loop = Pause(), 0, asyncio.get_running_loop()
+        pause, paused_ms, loop = PagePause(), 0, asyncio.get_running_loop()
         assert isinstance(loop, Loop)
         for _ in range(60_000):
             loop.now_s += 0.001
