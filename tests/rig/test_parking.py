@@ -11,10 +11,14 @@ from typing import Final
 import pytest
 
 from sublet.testing import AgentBench, ParkingConformance
-from sublet.values import MIB, Kind, ResourceId, Suspend
+from sublet.testing.parking_conformance import E1, A
+from sublet.values import GIB, MIB, Kind, ResourceId, Suspend
+from sublet.wire.cards import CardUse
+from sublet.wire.guests import ListProcesses
 from sublet.wire.orders import Device, TornDown
 from tests.integration.test_agent_conformance import RealBench
 from tests.rig.rig import Rig
+from tests.rig.test_interface import run_on
 from tests.rig.test_machines import small_contexts
 
 pytestmark = pytest.mark.needs("gcc")
@@ -53,6 +57,10 @@ class CardBench(RealBench):
         others = (device for device in self._stage.inventory.devices if device.kind is not Kind.GPU)
         self._stage.inventory = replace(self._stage.inventory, devices=(*cards, *others))
 
+    def tell(self, asked: ListProcesses) -> None:
+        """As an office does that has looked at the cards."""
+        self._stage.office_line.ask(asked)
+
 
 class TestRealAgentParksOnCards(ParkingConformance):
     """When a card is torn down nothing of its guest is on it, whether that lives on or not."""
@@ -83,3 +91,36 @@ class TestRealAgentParksOnCards(ParkingConformance):
         assert not any(row.taken and row.contexts[0] for row in self._rig.state.processes)
         assert found.parked == any(row.taken and row.state == CHECKPOINTED for row in self._rig.state.processes)
         return found
+
+
+USES: Final = """
+import json, sys
+from sublet.node.agent.nvml import Nvml
+print(json.dumps([[use.pid, use.bytes] for use in Nvml.open().read(sys.argv[1]).processes]))
+"""
+LARGE: Final = 8 * GIB
+"""Four seconds of copying, of which the test waits for none."""
+
+
+def test_no_copy_is_begun_that_does_not_fit_into_the_time_that_is_left(rig: Rig, tmp_path: Path) -> None:
+    """What had 80 GB was killed in the middle of the copy, neither parked nor saved: now it has that time to save."""
+    office, bench = ParkingConformance(), CardBench(tmp_path, rig)
+    office.settle_s = 60.0
+    state_asked = rig.trouble("cuCheckpointProcessGetState")
+    try:
+        bench.open()
+        rig.card(0).context = LARGE
+        office.grant(bench, A, E1)
+        bench.work(A, E1)
+        card = rig.card(0).name
+        found = run_on(rig, USES, card)
+        assert sum(amount for _, amount in found) > LARGE
+        uses = tuple(CardUse(card=card, pid=pid, bytes=amount) for pid, amount in found)
+        bench.tell(ListProcesses(uses=uses))
+        office.set_aside(bench, amount=2 * LARGE)
+        office.end_and_park(bench, grace_s=3)
+        assert not office.torn_down(bench).parked
+        assert state_asked.met == 0, "what is there was copied in part"
+        assert not rig.dirty(0)
+    finally:
+        bench.close()

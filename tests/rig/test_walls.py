@@ -35,7 +35,7 @@ def rig() -> Iterator[Rig]:
     shutil.rmtree(place)
 
 
-GUEST: Final = """
+ROOM: Final = """
 import ctypes, json, os, sys
 from types import SimpleNamespace
 from dataclasses import replace
@@ -46,16 +46,39 @@ from sublet.node.sandbox.walls import Walls
 from sublet.values import GIB, Kind, ResourceId, TenantId
 from sublet.wire.guests import GuestSpec
 from sublet.wire.orders import Part
-place, card, hands_on = sys.argv[1:]
-os.makedirs(place + "/state", exist_ok=True)
-walls = Walls(runtime=place + "/run", state=place + "/state")
-walls.card_nodes = {ResourceId("n/" + card): ("null",)}
+place, *arguments = sys.argv[1:]
+def walls_here():
+    os.makedirs(place + "/state", exist_ok=True)
+    return Walls(runtime=place + "/run", state=place + "/state")
+def lease_of(*cards):
+    open(place + "/page", "w").close()
+    parts = tuple(Part(resource=ResourceId("n/" + card), kind=Kind.GPU, amount=GIB) for card in cards)
+    return SimpleNamespace(
+        parts=parts, page_path=place + "/page", writable=(), make_home=lambda ids: (place + "/home", ""), unlimited=(),
+        limits=SimpleNamespace(memory_bytes=0, home_bytes=0, pids_max=0))
+def said_by(spec, walls, tenancy):
+    room = walls.behind(TenantId("ana")).room(tenancy, spec, counted=False)
+    folder = os.environ["LD_LIBRARY_PATH"]
+    binds = [Bind(folder, writable=True) if bind.path == folder else bind for bind in room.plan.binds]
+    made = replace(room.plan, binds=tuple(binds), writes=(*room.plan.writes, folder))
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.dup2(write, 1)
+        enter(made, parent=os.getppid())
+        os.execve(spec.argv[0], spec.argv, room.env)
+    os.close(write)
+    with open(read) as said:
+        found = said.read()
+    os.waitpid(pid, 0)
+    return found, [name for name, value in room.env.items() if value == folder]
+"""
+"""The room of a guest of a tenant, as a supervisor makes it, and what a guest says there."""
+
+GUEST: Final = f"""{ROOM}
+card, hands_on = arguments
+walls, tenancy = walls_here(), lease_of(card)
+walls.card_nodes = {{ResourceId("n/" + card): ("null",)}}
 walls.nodes = lambda tenancy: ("/dev/null",)
-tenancy = SimpleNamespace(
-    parts=(Part(resource=ResourceId("n/" + card), kind=Kind.GPU, amount=GIB),), page_path=place + "/page", writable=(),
-    make_home=lambda ids: (place + "/home", ""), unlimited=(),
-    limits=SimpleNamespace(memory_bytes=0, home_bytes=0, pids_max=0))
-open(place + "/page", "w").close()
 CODE = '''
 import ctypes
 try:
@@ -68,22 +91,9 @@ spec = GuestSpec(argv=(sys.executable, "-c", CODE))
 try:
     if hands_on == "yes":
         spec = walls.with_driver(spec, tenancy)
+    print(json.dumps(said_by(spec, walls, tenancy)))
 except Unsupported as error:
     print(json.dumps([error.message, error.do]))
-    sys.exit()
-room = walls.behind(TenantId("ana")).room(tenancy, spec, counted=False)
-folder = os.environ["LD_LIBRARY_PATH"]
-binds = [Bind(folder, writable=True) if bind.path == folder else bind for bind in room.plan.binds]
-made = replace(room.plan, binds=tuple(binds), writes=(*room.plan.writes, folder))
-read, write = os.pipe()
-if (pid := os.fork()) == 0:
-    os.dup2(write, 1)
-    enter(made, parent=os.getppid())
-    os.execve(spec.argv[0], spec.argv, room.env)
-os.close(write)
-with open(read) as said:
-    print(json.dumps([said.read(), [name for name, value in room.env.items() if value == folder]]))
-os.waitpid(pid, 0)
 """
 
 
@@ -108,6 +118,54 @@ def test_libraries_that_a_tenants_guest_may_not_see_are_a_refusal_with_the_folde
     rig.folder.chmod(0o777)
     message, _ = found_by_a_guest(rig, hands_on=True)
     assert f"other users can write {rig.folder}" in message
+
+
+FINDS: Final = f"""{ROOM}
+from sublet.node.agent.nvml import survey
+from sublet.node.sandbox import syscalls
+from sublet.node.sandbox.plan import BASIC_NODES
+names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *(f"nvidia{{number}}" for number in range(10, 14))]
+devices = {{name: os.makedev(1, 3) for name in names}}
+devices |= {{os.path.basename(path): os.stat(path).st_rdev for path in BASIC_NODES}}
+syscalls.unshare(syscalls.CLONE_NEWNS)
+syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
+syscalls.mount("tmpfs", "/dev", syscalls.MS_NOSUID)
+os.umask(0)
+for name, device in devices.items():
+    os.mknod("/dev/" + name, 0o20666, device)
+for name in ("pts", "shm"):
+    os.mkdir("/dev/" + name)
+CODE = '''
+import ctypes, json, os
+cuda = ctypes.CDLL("libcuda.so.1")
+said, count, uuid = cuda.cuInit(0), ctypes.c_int(), ctypes.create_string_buffer(16)
+cuda.cuDeviceGetCount(ctypes.byref(count))
+cards = []
+for device in range(count.value):
+    cuda.cuDeviceGetUuid_v2(uuid, device)
+    cards.append(uuid.raw.hex())
+print(json.dumps([said, cards, sorted(name for name in os.listdir("/dev") if "nvidia" in name)]), flush=True)
+'''
+walls, tenancy = walls_here(), lease_of(*arguments)
+walls.card_nodes = {{ResourceId("n/" + card.uuid): card.nodes for card in survey().cards}}
+spec = walls.with_driver(GuestSpec(argv=(sys.executable, "-c", CODE)), tenancy)
+print(said_by(spec, walls, tenancy)[0])
+"""
+"""A machine with the files of four cards, in a mount namespace; a lease of some of them, and what its guest finds."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
+@pytest.mark.parametrize("leased", [(1,), (0, 3)])
+def test_a_tenants_guest_finds_exactly_the_cards_of_its_lease(rig: Rig, leased: tuple[int, ...]) -> None:
+    """It found no GPU at all: no file of a card was shown behind its walls, and CUDA opens these files."""
+    rig.state.nodes = 1
+    for index in range(4):
+        rig.card(index).node = 10 + index  # not its place in a list
+    said, cards, files = run_on(rig, FINDS, str(rig.folder.parent), *(rig.card(index).name for index in leased))
+    assert said == 0
+    assert cards == [bytes(rig.card(index).uuid).hex() for index in leased]
+    own = [f"nvidia{10 + index}" for index in leased]
+    assert files == sorted(("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *own))
 
 
 BEHIND: Final = """
