@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +19,7 @@ from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, clear, forking_rig
+from tests.rig.test_interface import run_on
 from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
@@ -24,6 +27,8 @@ pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_
 SECOND: Final = pytest.mark.xdist_group("tests/rig/test_office.py, second office")
 """For half of the tests, by the time that they take: these have a machine and an office of their own."""
 WAIT_S: Final = 120.0
+NO_PERMISSION: Final = 4
+"""What NVML answers."""
 Cells = Callable[[Sequence[str]], Any]
 
 USES_A_CARD: Final = """
@@ -261,6 +266,34 @@ with sublet.connect() as fabric:
     kept[-1].release()
 print(json.dumps(said))
 """
+
+SETS_A_LIMIT: Final = """
+import sys
+import pynvml
+pynvml.nvmlInit()
+pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1]), int(sys.argv[2]))
+print("null")
+"""
+"""As `nvidia-smi -pl` does."""
+
+LOADS: Final = """
+import json, sys
+import sublet
+SOURCE = "extern \\"C\\" __global__ void nothing() {}"
+PTX = ".version 8.0 .target sm_70 .entry nothing() {}"
+with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB", ttl="60s", renew="always") as lease:
+    for _ in sys.stdin:
+        with sublet.GpuSession(lease) as gpu:
+            said = []
+            for kind, text in (("cuda", SOURCE), ("ptx", PTX)):
+                try:
+                    gpu.module_unload(gpu.module_load(text, kind=kind))
+                    said.append("")
+                except sublet.SubletError as error:
+                    said.append(f"{type(error).__name__}: {error.message} {error.do}")
+        print(json.dumps(said), flush=True)
+"""
+"""Says for each line what became of CUDA C++ and of PTX of an older CUDA."""
 
 SAVES: Final = """
 import json, time
@@ -549,11 +582,98 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     assert vouched.status == 0, vouched
 
 
+@SECOND
+def test_a_power_limit_that_an_operator_sets_during_a_lease_quarantines_no_card(sublet: Shell, rig: Rig) -> None:
+    """`nvidia-smi -pl`. Guests of root may have done it, so root's office sets it back, and notes that it could not.
+    The next lease begins with the operator's limit, and ends with it: the first one ever seen was set again."""
+    is_root = os.geteuid() == 0
+    asked = rig.trouble("nvmlDeviceGetPowerManagementLimit")
+    process, said = using_a_card(sublet)
+    index = index_of(rig, said["uuid"])
+    until(lambda: asked.met or not is_root, WAIT_S)  # as soon as it is lent
+    clear(asked)
+    before, limit = rig.card(index).power_mw, 500_000
+    run_on(rig, SETS_A_LIMIT, rig.card(index).name, str(limit))
+    refused = rig.trouble("nvmlDeviceSetPowerManagementLimit", code=NO_PERMISSION)
+    finished(process)
+    release_all(sublet.home)
+    until(lambda: not card_of(sublet, rig, index)["leases"], WAIT_S)
+    clear(refused)
+    assert is_free(card_of(sublet, rig, index)), card_of(sublet, rig, index)
+    note = f"its power limit was changed to {limit}, and does not go back to {before}"
+    assert (note in (sublet.home / "supervisor.log").read_text()) == is_root
+    done = sublet("run", "--gpus", "4", "--gpu", "1GiB", "--", "true")
+    assert done.status == 0, done
+    release_all(sublet.home)
+    until(lambda: all(map(is_free, cards_of(sublet))), WAIT_S)
+    assert rig.card(index).power_mw == limit
+    rig.card(index).power_mw = before
+
+
+@SECOND
+def test_a_look_that_began_before_the_end_of_a_teardown_makes_no_free_card_look_full(sublet: Shell, rig: Rig) -> None:
+    """What it saw of the lease that has ended since counted as that of others, until the next look."""
+    process, said = using_a_card(sublet)
+    index = index_of(rig, said["uuid"])
+    office = int(sublet.json("status")["pid"])
+    # The last question of a look: of the second one from now, which begins when the memory is surely in use.
+    looks = rig.trouble("nvmlEventSetWait_v2", pid=office, hangs=1, skip=1)
+    until(lambda: looks.met == 2, WAIT_S)
+    finished(process)
+    release_all(sublet.home)
+    until(lambda: is_free(card_of(sublet, rig, index)), WAIT_S)
+    looks.hangs = 0
+
+    def is_corrected() -> bool:
+        assert is_free(card_of(sublet, rig, index)), card_of(sublet, rig, index)
+        return bool(looks.met > 2)  # the next look is nearly over
+
+    until(is_corrected, WAIT_S)
+    clear(looks)
+
+
 def test_compiling_begins_cuda_in_the_guest_and_nowhere_else(office: Shell, sublet: Shell) -> None:
     """NVRTC initializes CUDA where a driver is: a holder would be refused its next call, an office keep every card."""
     pid = str(sublet.json("status")["pid"])
     supervisor = str(supervisor_of(runtime_dir(sublet.home.resolve())))
     assert printed(office, COMPILES, pid, supervisor) == [False, False, False, True]
+
+
+def test_drivers_570_and_575_are_told_which_driver_runs_what_a_session_compiles(sublet: Shell, rig: Rig) -> None:
+    """The driver was asked to load it, and named the image. PTX of an older CUDA runs there. Of a card that the
+    compiler does not know any more it was said to fix the source."""
+    needs = r"Unsupported: .*speaks CUDA {}, and CUDA C\+\+ compiled by CUDA 13\.\d+ needs a driver of CUDA 13\.0"
+    capability, cuda = [(card.major, card.minor) for card in rig.state.cards], rig.state.cuda
+    with start_piped([sys.executable, "-c", LOADS], sublet.env, stdin=subprocess.PIPE) as process:
+
+        def said() -> list[str]:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            line = first_line(process)
+            assert line, finished(process)
+            found: list[str] = json.loads(line)
+            return found
+
+        try:
+            for version, text in ((12_080, "12\\.8"), (12_090, "12\\.9")):
+                rig.state.cuda = version
+                source, ptx = said()
+                assert re.match(needs.format(text), source), source
+                assert ptx == ""
+            rig.state.cuda = cuda
+            for card in rig.state.cards:
+                card.major, card.minor = 7, 0
+            source, _ = said()
+        finally:
+            rig.state.cuda = cuda
+            for card, (major, minor) in zip(rig.state.cards, capability, strict=True):
+                card.major, card.minor = major, minor
+        assert "does not compile for compute capability 7.0 any more" in source
+        assert "Fix the source" not in source
+        assert said() == ["", ""]
+        done = finished(process)
+        assert done.status == 0, done
 
 
 def test_doctor_says_which_cards_there_are(sublet: Shell) -> None:

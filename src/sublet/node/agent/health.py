@@ -134,8 +134,8 @@ class CardWatch:
         self._news = ForeignNews()
         self._thread: threading.Thread | None = None
         self._asked_ns = 0
-        self._leased_then: dict[ResourceId, int] = {}
-        """What was under our leases when the question went out."""
+        self._own_then: dict[ResourceId, Own] = {}
+        """What was ours when the question went out."""
         self._answer: list[CardReading] = []
         self._every_ns = LOOK_EVERY_NS
         self._is_wanted = False
@@ -244,7 +244,7 @@ class CardWatch:
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = now_ns
         self.is_for_a_lease, self._is_wanted = self._is_wanted, False
-        self._leased_then = {device.id: self._own(device.id).leased for device in self._cards.values()}
+        self._own_then = {device.id: self._own(device.id) for device in self._cards.values()}
         broken = NvmlFailed(UNKNOWN, "the question itself failed")
         self._answer = [CardReading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
 
@@ -254,9 +254,10 @@ class CardWatch:
         self._thread = start_thread("card_look", ask, called="cards")
 
     def _foreign(self, reading: CardReading, device: Device) -> Foreign:
-        own = self._own(device.id)
-        # A lease that ended meanwhile had its memory when the driver counted; a card that is free now is not full.
-        own = replace(own, leased=max(own.leased, self._leased_then.get(device.id, 0)))
+        own, then = self._own(device.id), self._own_then.get(device.id, Own())
+        # A lease that ended meanwhile had its memory when the driver counted, and its guests were on the card: one that
+        # is free now is not full, and they are no strangers.
+        own = replace(own, pids=own.pids | then.pids, leased=max(own.leased, then.leased))
         return foreign_use(
             reading,
             own,
