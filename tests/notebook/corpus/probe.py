@@ -57,10 +57,10 @@ NODES_MAX: Final = 500_000
 """Objects that are looked at of one value. A longer walk ends here, on both sides at the same place. A container of
 nothing but numbers and texts counts as one, and all of it is looked at."""
 LIBRARY_FILTERS: Final = re.compile(
-    "SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass|RankWarning|torch::jit::fuser"
+    "SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass|RankWarning|torch::jit::fuser|TracerWarning"
 )
 """Filters of warnings that SymPy, SciPy, NumPy and PyTorch add when they or parts of them are imported. They come with
-the import, on either side."""
+the import, on either side: where a warm interpreter had PyTorch loaded, its filters are the last and not the first."""
 NOT_RESTORED: Final = "_deprecated_key_to_warnings"
 """Of scikit-learn's Bunch, whose ``__setstate__`` leaves its attributes out. It reads an absent one as an empty one."""
 SHORT: Final = 2_000
