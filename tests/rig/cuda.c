@@ -43,7 +43,7 @@ static pid_t begun_in;
 static size_t me = PROCESSES; /* our row */
 static size_t visible[CARDS], visible_count;
 static unsigned retained[CARDS];
-static int memory_of[CARDS], nodes[CARDS + 2], control = -1;
+static int memory_of[CARDS], nodes[CARDS + 2];
 static __thread size_t current = CARDS; /* the card of this thread's context */
 static Code broken; /* what a kernel did to the contexts of this process; there is no way back */
 
@@ -190,8 +190,6 @@ API Code cuInit(unsigned int flags)
         if (code == SUCCESS && visible_count == 0)
             code = NO_DEVICE;
         begun_in = code == SUCCESS ? getpid() : 0;
-        if (code == SUCCESS)
-            control = rig_open_driver();
     } else if (begun_in != getpid()) {
         code = NOT_INITIALIZED;
     }
@@ -749,8 +747,6 @@ static Code save(void)
     for (size_t i = 0; i < CARDS + 2; i++)
         if (nodes[i] > 0)
             close(nodes[i]), nodes[i] = 0;
-    if (control >= 0)
-        close(control), control = -1;
     return code;
 }
 
@@ -760,7 +756,6 @@ static Code load(void)
 {
     Code code = SUCCESS;
     unsigned moved[CARDS] = {0};
-    control = rig_open_driver();
     int held = rig_lock();
     rig_forget_the_dead();
     for (size_t row = 0; row < CARDS && code == SUCCESS; row++)

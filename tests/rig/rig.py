@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import itertools
 import mmap
@@ -165,15 +164,6 @@ class Rig:
         row.card, row.number = card, number
         self.state.xids_come += 1
 
-    def can_be_reset(self) -> bool:
-        """Whether no process has the driver open. Else `nvidia-smi -r` says "in use by another client"."""
-        with open(self.folder / "control", "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
-
     def dirty(self, card: int, *, but: bytes = b"") -> bool:
         """Whether anything but zeros, and these bytes, lies in its memory, whoever wrote it."""
         return any(piece.strip(b"\0" + but) for piece in self._written(card))
@@ -229,7 +219,6 @@ def make_rig(place: Path, personality: Personality) -> Rig:
     for name, path in build().items():
         shutil.copy(path, folder / name)
     (folder / "lock").touch()
-    (folder / "control").touch()
     state = State(size=ctypes.sizeof(State))
     for field, value in personality.machine.items():
         setattr(state, field, value)

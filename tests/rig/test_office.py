@@ -276,23 +276,6 @@ print("null")
 """
 """As `nvidia-smi -pl` does."""
 
-PARKS: Final = """
-import json, time
-import sublet
-def begun():
-    from sublet.devices.cuda_driver import open_driver
-    driver = open_driver()
-    driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
-with sublet.connect() as fabric:
-    lease = fabric.gpu(min_vram="60GiB", ttl="60s", spot=True, renew="always")
-    lease.run(begun)
-    fabric.gpu(min_vram="60GiB", count=4, ttl="60s", wait="60s", renew="always").release()
-    while lease.end is None:
-        time.sleep(0.02)
-    fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always").release()
-    print(json.dumps(str(lease.end.way)))
-"""
-
 LOADS: Final = """
 import json, sys
 import sublet
@@ -625,30 +608,6 @@ def test_a_power_limit_that_an_operator_sets_during_a_lease_quarantines_no_card(
     until(lambda: all(map(is_free, cards_of(sublet))), WAIT_S)
     assert rig.card(index).power_mw == limit
     rig.card(index).power_mw = before
-
-
-@SECOND
-def test_a_card_can_be_reset_under_an_office_that_quarantined_it_or_is_drained(
-    office: Shell, sublet: Shell, rig: Rig
-) -> None:
-    """`nvidia-smi -r`, which `sublet` itself advises, said that the card is in use: by the watch over the cards, and by
-    the helper that suspends guests."""
-    assert printed(office, PARKS) == "suspend"  # so there is such a helper
-    assert not rig.can_be_reset()
-    rig.card(0).remap_failed = 1
-    until(lambda: card_of(sublet, rig, 0)["state"] == "quarantined", WAIT_S)
-    rig.card(0).remap_failed = 0  # as a new card has it: the next look is to find no fault
-    until(rig.can_be_reset, WAIT_S)
-    vouched = sublet("fence", "clear", card_of(sublet, rig, 0)["id"], "--vouch")
-    assert vouched.status == 0, vouched
-    await_the_watch(rig)
-    assert not rig.can_be_reset()
-    (node,) = sublet.json("status")["nodes"]
-    drained = sublet("drain", node["id"])
-    assert drained.status == 0, drained
-    until(rig.can_be_reset, WAIT_S)
-    undone = sublet("drain", node["id"], "--undo")
-    assert undone.status == 0, undone
 
 
 @SECOND
