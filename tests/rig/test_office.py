@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, clear, forking_rig
-from tests.rig.test_interface import run_on
 from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
@@ -27,8 +25,6 @@ pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_
 SECOND: Final = pytest.mark.xdist_group("tests/rig/test_office.py, second office")
 """For half of the tests, by the time that they take: these have a machine and an office of their own."""
 WAIT_S: Final = 120.0
-NO_PERMISSION: Final = 4
-"""What NVML answers."""
 Cells = Callable[[Sequence[str]], Any]
 
 USES_A_CARD: Final = """
@@ -266,15 +262,6 @@ with sublet.connect() as fabric:
     kept[-1].release()
 print(json.dumps(said))
 """
-
-SETS_A_LIMIT: Final = """
-import sys
-import pynvml
-pynvml.nvmlInit()
-pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1]), int(sys.argv[2]))
-print("null")
-"""
-"""As `nvidia-smi -pl` does."""
 
 LOADS: Final = """
 import json, sys
@@ -580,34 +567,6 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     assert is_free(card_of(sublet, rig, 1))
     vouched = sublet("fence", "clear", card_of(sublet, rig, 2)["id"], "--vouch")
     assert vouched.status == 0, vouched
-
-
-@SECOND
-def test_a_power_limit_that_an_operator_sets_during_a_lease_quarantines_no_card(sublet: Shell, rig: Rig) -> None:
-    """`nvidia-smi -pl`. Guests of root may have done it, so root's office sets it back, and notes that it could not.
-    The next lease begins with the operator's limit, and ends with it: the first one ever seen was set again."""
-    is_root = os.geteuid() == 0
-    asked = rig.trouble("nvmlDeviceGetPowerManagementLimit")
-    process, said = using_a_card(sublet)
-    index = index_of(rig, said["uuid"])
-    until(lambda: asked.met or not is_root, WAIT_S)  # as soon as it is lent
-    clear(asked)
-    before, limit = rig.card(index).power_mw, 500_000
-    run_on(rig, SETS_A_LIMIT, rig.card(index).name, str(limit))
-    refused = rig.trouble("nvmlDeviceSetPowerManagementLimit", code=NO_PERMISSION)
-    finished(process)
-    release_all(sublet.home)
-    until(lambda: not card_of(sublet, rig, index)["leases"], WAIT_S)
-    clear(refused)
-    assert is_free(card_of(sublet, rig, index)), card_of(sublet, rig, index)
-    note = f"its power limit was changed to {limit}, and does not go back to {before}"
-    assert (note in (sublet.home / "supervisor.log").read_text()) == is_root
-    done = sublet("run", "--gpus", "4", "--gpu", "1GiB", "--", "true")
-    assert done.status == 0, done
-    release_all(sublet.home)
-    until(lambda: all(map(is_free, cards_of(sublet))), WAIT_S)
-    assert rig.card(index).power_mw == limit
-    rig.card(index).power_mw = before
 
 
 @SECOND
