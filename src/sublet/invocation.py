@@ -50,10 +50,11 @@ def installing(*needs: str) -> str:
     by its name alone an index need not have it.
     """
     import shlex
+    from importlib.util import find_spec
 
     words = [word for need in needs for word in _requirement(need)]
     python = sys.executable or "python3"
-    if _has_pip():
+    if find_spec("pip") is not None:
         return shlex.join([python, "-m", "pip", "install", *words])
     return shlex.join(["uv", "pip", "install", "--python", python, *words])
 
@@ -84,12 +85,6 @@ def _origin() -> tuple[str, bool, bool]:
         return str(told.get("url", "")), "dir_info" in told, bool(told.get("dir_info", {}).get("editable"))
     except (PackageNotFoundError, ValueError, AttributeError):
         return "", False, False
-
-
-def _has_pip() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pip") is not None
 
 
 def _script() -> str:

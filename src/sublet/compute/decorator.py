@@ -175,7 +175,9 @@ class GpuFunction(Generic[P, R]):
     def _sent(self) -> Callable[..., Any]:
         """What is handed over: this object where the worker can import it, for then it has its module's state; else the
         plain function."""
-        return self._function if self._bound or not _is_importable(self) else self
+        from sublet.compute.functions import name_of
+
+        return self._function if self._bound or name_of(self) is None else self
 
     @contextlib.contextmanager
     def _leased(self, args: Any, kwargs: Any) -> Iterator[Calls]:
@@ -397,12 +399,6 @@ def _default_fabric() -> Fabric:
 def _give_back(lease: LeaseHandle) -> None:
     with contextlib.suppress(Exception):
         lease.release()
-
-
-def _is_importable(function: GpuFunction[..., Any]) -> bool:
-    from sublet.compute.functions import name_of
-
-    return name_of(function) is not None
 
 
 def _frozen(value: object) -> object:

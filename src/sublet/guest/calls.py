@@ -238,7 +238,9 @@ class CallRunner:
         if isinstance(found, types.CoroutineType):
             found = self._awaited(found)
         if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
-            raise _Wrapped(_no_generators())
+            raise _Wrapped(
+                InvalidRequest("a generator function cannot be mapped", do="Use run, which gives an iterator.")
+            )
         cargo = encode(out_of_band(found), "the result")
         with self._desk.undisturbed():
             if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
@@ -411,10 +413,6 @@ def _loaded(head: memoryview, buffers: list[memoryview], what: str) -> Any:
             f"{what} could not be put together in the worker ({type(error).__name__}: {error})",
             do="It travels as a pickle: see that its class can be loaded where it is imported.",
         ) from error
-
-
-def _no_generators() -> BaseException:
-    return InvalidRequest("a generator function cannot be mapped", do="Use run, which gives an iterator.")
 
 
 # ------------------------------------------------------------------------------------------- who is on the other side

@@ -206,7 +206,8 @@ class Holder:
         """
         self._pass(now_ns)
         live = self.status in HELD_STATES
-        if self.status in (LeaseStatus.ENDING, LeaseStatus.ENDED) or (live and not self._newer(epoch)):
+        is_older = live and self.epoch is not None and epoch <= self.epoch
+        if self.status in (LeaseStatus.ENDING, LeaseStatus.ENDED) or is_older:
             return False
         if not live:
             self._held_since_ns = sent_ns
@@ -422,9 +423,6 @@ class Holder:
             if self.asked_ns > before_ns:
                 said = f"saving takes {format_duration(save_ns)}, so it asks for {format_duration(self.asked_ns)}"
                 self._say(now_ns, HolderWord.LONGER, said)
-
-    def _newer(self, epoch: Epoch) -> bool:
-        return self.epoch is None or epoch > self.epoch
 
     def _grant(self, now_ns: int, sent_ns: int, granted_ns: int, event: HolderEvent) -> None:
         recovered = self.status is LeaseStatus.JEOPARDY

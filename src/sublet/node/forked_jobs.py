@@ -138,10 +138,10 @@ class ForkedJobs:
                 if fd >= 0:
                     os.close(fd)
             raise
-        timer = self._loop.after(self._longest_s, lambda: self._is_late(pidfd))
+        timer = self._loop.after(self._longest_s, lambda: self._on_late(pidfd))
         self._running[pidfd] = _ForkedJob(pid, pidfd, reading, done, timer, key)
 
-    def _is_late(self, pidfd: int) -> None:
+    def _on_late(self, pidfd: int) -> None:
         self._running[pidfd].is_late = True
         _stop(pidfd)
 

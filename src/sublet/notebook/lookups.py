@@ -112,7 +112,8 @@ def looked_up(found: Lookups, reads: Iterable[str], names: Mapping[str, Any]) ->
             elif type(value) is bytes and found.unpickles:
                 words.update(_words_of_pickle(value))
     if found.unpickles:
-        words.update(name for name, value in list(names.items()) if _is_class_of_main(value))
+        bound = list(names.items())
+        words.update(name for name, one in bound if isinstance(one, type) and one.__module__ == MAIN)
     if found.runs_doctests:
         words.update(_words_of_doctests(names))
     return frozenset(names.keys() & words)
@@ -148,10 +149,6 @@ def words_of_annotations(value: Any) -> frozenset[str]:
 
 def _words(text: str) -> list[str]:
     return WORD.findall(text) if len(text) <= TEXT_MAX else []
-
-
-def _is_class_of_main(value: Any) -> bool:
-    return isinstance(value, type) and value.__module__ == MAIN
 
 
 def _words_of_pickle(data: bytes) -> Iterator[str]:

@@ -61,10 +61,6 @@ def _is_the_shells(name: str) -> bool:
     return is_the_modules or name[1:].removeprefix("i").isdigit() or OF_VSCODE.match(name) is not None
 
 
-def _begins_with(names: list[str], begin: list[str]) -> bool:
-    return names[: len(begin)] == begin
-
-
 class BoundNames(Mapping[str, Callable[[], object]]):
     """What each name has; held weakly where that can be, so that memory on the device is freed when a cell lets go.
 
@@ -89,7 +85,7 @@ class BoundNames(Mapping[str, Callable[[], object]]):
 
     def rebound(self, names: Mapping[str, object]) -> list[str]:
         """Names that have something else now, or are new; in their order."""
-        if _begins_with(list(names), list(self._held)):
+        if list(names)[: len(self._held)] == list(self._held):
             other = list(compress(names, map(is_not, names.values(), self._held.values())))
             other += list(names)[len(self._held) :]
         else:  # some are gone

@@ -149,7 +149,8 @@ class Hub:
         if 400 <= reply.status < 500:
             raise _stale()
         user = _read(reply, _User)
-        if user.kind != "user" or not self._opens.intersection(user.scopes):
+        opens = {"access:services", f"access:services!service={self.service}"}
+        if user.kind != "user" or not opens.intersection(user.scopes):
             raise HubRefused("JupyterHub's answer is not of a user of this service", do="Tell the operator of the hub.")
         return HubUser(name=user.name, groups=tuple(user.groups))
 
@@ -168,10 +169,6 @@ class Hub:
     @property
     def _client(self) -> str:
         return f"service-{self.service}"
-
-    @property
-    def _opens(self) -> frozenset[str]:
-        return frozenset(("access:services", f"access:services!service={self.service}"))
 
     def _pages(self) -> Iterator[list[_User]]:
         offset = 0

@@ -117,14 +117,6 @@ def _namespaces(plan: SandboxPlan, way: _Way) -> None:
     syscalls.unshare(flags)
 
 
-def _loopback(plan: SandboxPlan, way: _Way) -> None:
-    raise_loopback()
-
-
-def _host_name(plan: SandboxPlan, way: _Way) -> None:
-    syscalls.set_host_name("guest")
-
-
 def _root(plan: SandboxPlan, way: _Way) -> None:
     way.proc = root.build(plan)
 
@@ -152,10 +144,6 @@ def _cap(kind: int, wanted: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _bounding(plan: SandboxPlan, way: _Way) -> None:
-    syscalls.drop_bounding_set()
-
-
 def _uid(plan: SandboxPlan, way: _Way) -> None:
     if plan.ids is None:
         raise ValueError("a plan with this step has a user number")
@@ -170,22 +158,6 @@ def _no_nested(plan: SandboxPlan, way: _Way) -> None:
         syscalls.drop_bounding_set()  # a new namespace begins with a full one
     close_door_to_namespaces(way.proc)
     os.close(way.proc)
-
-
-def _no_new_privs(plan: SandboxPlan, way: _Way) -> None:
-    set_no_new_privs()
-
-
-def _landlock(plan: SandboxPlan, way: _Way) -> None:
-    landlock.restrict(plan)
-
-
-def _system_calls(plan: SandboxPlan, way: _Way) -> None:
-    system_calls.restrict()
-
-
-def _keyring(plan: SandboxPlan, way: _Way) -> None:
-    syscalls.new_session_keyring()
 
 
 def _capabilities(plan: SandboxPlan, way: _Way) -> None:
@@ -205,18 +177,18 @@ _DO: Final[Mapping[SandboxStep, Callable[[SandboxPlan, _Way], None]]] = {
     SandboxStep.USER_NS: _user_ns,
     SandboxStep.INIT: _init,
     SandboxStep.NAMESPACES: _namespaces,
-    SandboxStep.LOOPBACK: _loopback,
-    SandboxStep.HOST_NAME: _host_name,
+    SandboxStep.LOOPBACK: lambda plan, way: raise_loopback(),
+    SandboxStep.HOST_NAME: lambda plan, way: syscalls.set_host_name("guest"),
     SandboxStep.ROOT: _root,
     SandboxStep.COMMAND: _command,
     SandboxStep.LIMITS: _limits,
-    SandboxStep.BOUNDING: _bounding,
+    SandboxStep.BOUNDING: lambda plan, way: syscalls.drop_bounding_set(),
     SandboxStep.UID: _uid,
     SandboxStep.NO_NESTED: _no_nested,
-    SandboxStep.NO_NEW_PRIVS: _no_new_privs,
-    SandboxStep.LANDLOCK: _landlock,
-    SandboxStep.KEYRING: _keyring,
-    SandboxStep.SYSTEM_CALLS: _system_calls,
+    SandboxStep.NO_NEW_PRIVS: lambda plan, way: set_no_new_privs(),
+    SandboxStep.LANDLOCK: lambda plan, way: landlock.restrict(plan),
+    SandboxStep.KEYRING: lambda plan, way: syscalls.new_session_keyring(),
+    SandboxStep.SYSTEM_CALLS: lambda plan, way: system_calls.restrict(),
     SandboxStep.CAPABILITIES: _capabilities,
     SandboxStep.DESCRIPTORS: _descriptors,
 }

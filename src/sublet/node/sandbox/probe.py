@@ -100,19 +100,11 @@ def _pid() -> None:
             raise OSError("the first process is not the first")
 
 
-def _ipc() -> None:
-    syscalls.unshare(syscalls.CLONE_NEWIPC)
-
-
 def _uts() -> None:
     syscalls.unshare(syscalls.CLONE_NEWUTS)
     syscalls.set_host_name("probe")
     if socket.gethostname() != "probe":
         raise OSError("the host name did not change")
-
-
-def _cgroup_ns() -> None:
-    syscalls.unshare(syscalls.CLONE_NEWCGROUP)
 
 
 def _net() -> None:
@@ -222,10 +214,10 @@ def _landlock(abi: int) -> None:
 
 _APART: Final = {
     SandboxPart.PID: _pid,
-    SandboxPart.IPC: _ipc,
+    SandboxPart.IPC: lambda: syscalls.unshare(syscalls.CLONE_NEWIPC),
     SandboxPart.MOUNT: _mount,
     SandboxPart.PROC: _proc,
     SandboxPart.NET: _net,
     SandboxPart.UTS: _uts,
-    SandboxPart.CGROUP_NS: _cgroup_ns,
+    SandboxPart.CGROUP_NS: lambda: syscalls.unshare(syscalls.CLONE_NEWCGROUP),
 }

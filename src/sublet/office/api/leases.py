@@ -226,15 +226,18 @@ def renew(service: ApiService, call: ApiCall) -> CommandCall:
 
 async def renewals(service: ApiService, call: ApiCall) -> ApiReply:
     request: RenewalsRequest = call.body
-    if len(request.items) > RENEWALS_MAX:
-        service.limit("renewals_per_message")
-        raise InvalidRequest(
-            f"{len(request.items)} renewals are more than one message may have",
-            do=f"Send at most {RENEWALS_MAX} at a time.",
-        )
+    _check_length(service, len(request.items), "renewals")
     commands = [_renew_item(call, item) for item in request.items]  # all are well-formed before the first is sent
     done, errors = await _each(service, call, commands, _render_renewal)
     return json_reply(RenewalsAnswer(items=done, errors=errors))
+
+
+def _check_length(service: ApiService, length: int, what: str) -> None:
+    if length > RENEWALS_MAX:
+        service.limit(f"{what}_per_message")
+        raise InvalidRequest(
+            f"{length} {what} are more than one message may have", do=f"Send at most {RENEWALS_MAX} at a time."
+        )
 
 
 async def _each(
@@ -310,12 +313,7 @@ def release(service: ApiService, call: ApiCall) -> CommandCall:
 
 async def releases(service: ApiService, call: ApiCall) -> ApiReply:
     request: ReleasesRequest = call.body
-    if len(request.items) > RENEWALS_MAX:
-        service.limit("releases_per_message")
-        raise InvalidRequest(
-            f"{len(request.items)} releases are more than one message may have",
-            do=f"Send at most {RENEWALS_MAX} at a time.",
-        )
+    _check_length(service, len(request.items), "releases")
     commands = [_release_item(call, item) for item in request.items]  # all are well-formed before the first is sent
     done, errors = await _each(service, call, commands, _render_view)
     return json_reply(ReleasesAnswer(items=done, errors=errors))

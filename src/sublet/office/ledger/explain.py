@@ -315,7 +315,8 @@ def _what_may_end_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
         text = f"it was granted and must be claimed within {_in(lease.claim_by_ns, now)}"
         yield Reason(ReasonKind.DEADLINE, text, lease.claim_by_ns)
         return
-    if lease.status is LeaseStatus.ACTIVE and lease.claimed_at_ns is not None and not _is_disk(lease):
+    is_disk = any(part.kind is Kind.BLOCK for part in lease.parts)
+    if lease.status is LeaseStatus.ACTIVE and lease.claimed_at_ns is not None and not is_disk:
         yield from _who_may_take_it(lease, state, now, policy)
     if lease.deadline_ns is not None:
         text = f"it ends in {_in(lease.deadline_ns, now)} unless it is renewed"
@@ -368,10 +369,6 @@ def _who_may_take_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
             )
         case Tier.INTERACTIVE:
             yield Reason(ReasonKind.TIER, "it is interactive: no other tier may take it while it is used")
-
-
-def _is_disk(lease: LeaseRecord) -> bool:
-    return any(part.kind is Kind.BLOCK for part in lease.parts)
 
 
 def _leases(count: int) -> str:

@@ -170,17 +170,13 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
         return False
     if room.one_process and want.exclusivity is Exclusivity.SHARED:
         return False
-    if _is_exclusive(want):
+    if want.exclusivity is not Exclusivity.SHARED:
         return room.slices == 0 and not room.blocked
     return room.exclusive == 0 and (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants))
 
 
 def _tightness(room: Room) -> tuple[bool, bool, int, str]:
     return (not room.reserved, room.slices == 0, room.free, room.resource)
-
-
-def _is_exclusive(want: Want) -> bool:
-    return want.kind is Kind.GPU and want.exclusivity is not Exclusivity.SHARED
 
 
 def _part(want: Want, room: Room) -> Part:
