@@ -100,7 +100,13 @@ LEFT_ALONE: Final = ("lease/drawing.py", "office/api/openapi.py", "*/__init__.py
 """Documentation made from tables, and what only names others."""
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
-    "lease": ("tests/unit/lease", "tests/transcripts", "tests/unit/node/agent", "tests/unit/client"),
+    "lease": (
+        "tests/unit/lease",
+        "tests/transcripts",
+        "tests/unit/node/agent",
+        "tests/unit/testing",
+        "tests/unit/client",
+    ),
     "office": (
         *("tests/unit/office", "tests/transcripts"),
         *("tests/integration/test_office_http.py", "tests/integration/test_client.py"),
