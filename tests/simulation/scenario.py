@@ -35,6 +35,7 @@ POLICY: Final = Policy(
     min_run_batch_ns=15 * _S,
     max_hold_ns=45 * _S,
     turn_least_ns=10 * _S,
+    pause_ns=15 * _S,
     cool_down_ns=10 * _S,
     usage_window_ns=3600 * _S,
     gang_patience_ns=20 * _S,

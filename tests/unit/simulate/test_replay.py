@@ -180,7 +180,7 @@ def test_with_the_gpus_that_a_batch_queue_needs_newcomers_start_within_a_notice(
     assert fewer < 0.85 <= enough
     result = Replay(sessions, Hardware(gpus=48)).run()
     assert result.start_within(result.notice_ns) >= 0.99
-    assert result.at_once >= 0.92
+    assert result.at_once >= 0.95
     assert result.held_ns < 0.3 * result.reserved_ns
 
 
@@ -197,6 +197,23 @@ def test_a_short_cell_does_not_wait_for_the_turns_of_long_ones() -> None:
         longest.append(max(waits) // NS_PER_S)
     assert longest[0] <= 5 * 60 + 34
     assert longest[1] > 10 * 60
+
+
+def test_short_cells_beside_a_run_of_hours_find_their_gpu_after_a_pause() -> None:
+    """One GPU; a run of eight hours, and a person whose cells take half a minute, with two minutes of thought between
+    them. When the run got the GPU back in each pause, it was taken from it ninety times, and half of the cells waited
+    for more than three minutes."""
+    run = WorkloadSession("run", 0.0, (Cell(0, 480, 1),), 480.0)
+    person = WorkloadSession("person", 60.0, (Cell(2, 0.5, 1),) * 90, 600.0)
+    taken, waits_s = [], []
+    for policy in (POLICY, replace(POLICY, pause_ns=1)):
+        result = Replay([run, person], Hardware(gpus=1), rules=Rules(policy=policy), check_every=1).run()
+        taken.append(result.preemptions["fair_share"])
+        waits_s.append(result.wait_s(0.5))
+        assert result.finished_ns <= 12.5 * HOUR_NS
+    assert (waits_s[0], taken[0]) <= (0, 20)
+    assert waits_s[1] > 180
+    assert taken[1] > 80
 
 
 def test_a_trace_of_our_own_comes_out_as_counted_by_hand() -> None:

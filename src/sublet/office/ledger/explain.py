@@ -240,7 +240,8 @@ def _takable_at(
             moments.add(max(from_ns, request.asked_at_ns + TURNS_WAITED * policy.max_hold_ns))
     if holder.idle_since_ns is not None:
         rest_ns = policy.idle_before_yielding_ns(holder.moving_ns, state.saves.get(holder.id, 0))
-        moments.add(holder.idle_since_ns + rest_ns)
+        moments |= {holder.idle_since_ns + at_ns for at_ns in (rest_ns, policy.pause_ns)}
+        moments.add(request.asked_at_ns + policy.max_hold_ns)
     return next(
         (
             at_ns
@@ -327,7 +328,11 @@ def _what_may_end_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
 
 def _who_may_take_it(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> Iterator[Reason]:
     if preemption.is_at_rest(lease, state, now.ns, policy):
-        yield Reason(ReasonKind.IDLE, "it is idle: any request that waits may have it, once its state is safe", now.ns)
+        text = "it is idle: any request that waits may have it, once its state is safe"
+        kept_until_ns = (lease.idle_since_ns or 0) + policy.pause_ns
+        if now.ns < kept_until_ns and not preemption.is_further_turn(lease, policy):
+            text += f"; requests for further turns in {_in(kept_until_ns, now)}"
+        yield Reason(ReasonKind.IDLE, text, now.ns)
         return
     group, reserved = state.group_of(lease.tenant), state.has_reserved(lease)
     if reserved == group:

@@ -354,8 +354,9 @@ def _before(step: Step, command: cmd.Acquire) -> LeaseRecord | None:
 
 
 def _attained_ns(before: LeaseRecord, now_ns: int) -> int:
-    """For how long its holder has held it, and what that went on with, without a break."""
-    if before.claimed_at_ns is None:
+    """For how long its holder has held it, and what that went on with, without a break. What was parked in a pause is
+    no work that goes on."""
+    if before.claimed_at_ns is None or (before.end is not None and before.idle_since_ns is not None):
         return 0
     until_ns = now_ns if before.end is None else before.end.at_ns
     return before.attained_ns + until_ns - before.claimed_at_ns

@@ -38,6 +38,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     turn_least_ns: int = 5 * _MIN_NS
     """A holder that has had the maximum before, and goes on, keeps its next lease for so long at least when a request
     waits that has not had it."""
+    pause_ns: int = 3 * _MIN_NS
+    """A holder that has not had the maximum keeps an idle lease for so long when a request waits that has: half of the
+    published pauses between two cells are shorter."""
     cool_down_ns: int = 60 * NS_PER_S
     usage_window_ns: int = 60 * _MIN_NS
     """The rolling window of device time, for quota."""

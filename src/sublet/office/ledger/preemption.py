@@ -40,6 +40,11 @@ taken, after a least run, for a request whose holder has not had the maximum yet
 would be within their maximum all the time, and a newcomer would wait for one of them to end. A holder that was
 preempted so cannot preempt back by this rule, since it is on a further turn and the newcomer is not.
 
+**Pauses.** A further turn would take the device of a newcomer in each pause between two cells, and the next cell would
+wait until that turn has had its least run. So for a while a request for a further turn takes no idle lease of a holder
+that has not had its maximum, unless it is inside a floor, or has waited for the maximum hold itself. That is a reason
+less to take a lease, so the potential falls as before.
+
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
 that reason the cool-down does not protect an idle holder.
@@ -122,11 +127,12 @@ def victim(
     is_idle = is_at_rest(lease, state, now_ns, policy)
     ran_ns = now_ns - held_since_ns(lease)
     reserved, own, other = state.has_reserved(lease), state.group_of(request.tenant), state.group_of(lease.tenant)
-    if reserved is not None and own != other:
-        if reserved == own:
-            return Victim(lease, 0, EndReason.PREEMPTED, ran_ns, is_idle, is_lent=True)
-        if reserved == other and not is_idle:
-            return None
+    if reserved == own != other:
+        return Victim(lease, 0, EndReason.PREEMPTED, ran_ns, is_idle, is_lent=True)
+    if is_idle and not inside_floor and is_between_cells(lease, request, now_ns, policy):
+        is_idle = False
+    if reserved == other != own and not is_idle:
+        return None
     if not is_idle and state.is_cooling(request.tenant, lease.tenant, now_ns):
         return None
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
@@ -145,13 +151,30 @@ def victim(
     return None
 
 
+def is_between_cells(lease: LeaseRecord, request: LeaseRecord, now_ns: int, policy: Policy) -> bool:
+    """Whether the holder of an idle lease keeps it from this request for its next cell."""
+    return (
+        lease.idle_since_ns is not None
+        and now_ns < lease.idle_since_ns + policy.pause_ns
+        and not is_further_turn(lease, policy)
+        and lets_pauses_pass(request, now_ns, policy)
+    )
+
+
+def lets_pauses_pass(request: LeaseRecord, now_ns: int, policy: Policy) -> bool:
+    """Whether it is for a further turn, which takes no lease in a pause between two cells. What is granted to spot is
+    taken back at short notice, so spot need not wait."""
+    is_long = now_ns - request.asked_at_ns >= policy.max_hold_ns
+    return is_further_turn(request, policy) and request.tier is not Tier.SPOT and not is_long
+
+
 class Takeable(NamedTuple):
     """The leases that could be victims of any request at all, at one moment."""
 
     leases: frozenset[LeaseId] | None
     """None: all may be. Floors and reservations let requests take what no other request may."""
     are_at_rest: bool
-    """All of them are idle, so that whose request it is makes no difference."""
+    """All of them are idle, so that whose request it is makes no difference, but for further turns."""
 
     @property
     def are_some(self) -> bool:

@@ -367,6 +367,7 @@ class Schedule:
             save_ns = state.saves.get(lease.id, 0)
             rest_ns = self.policy.idle_before_yielding_ns(lease.moving_ns, save_ns)
             heappush(self._yields, (lease.idle_since_ns + rest_ns, lease.id))
+            self._moments.add(lease.idle_since_ns + self.policy.pause_ns)
 
     def _holders_yield(self, step: Step) -> bool:
         """Whether waiting requests may take from holders that are idle for long enough since the last look. One that
@@ -437,6 +438,8 @@ class Schedule:
             return
         kept_from = self._kept_from(state, lease, step.now.ns, is_for_taking=True)
         alike = _alike(state, lease, kept_from, policy) if takeable.are_at_rest else None
+        if alike is not None:
+            alike = (*alike, preemption.lets_pauses_pass(lease, step.now.ns, policy))
         if alike is not None and alike in in_vain:
             return
         rooms = self._open_to(lease, promised_parts.rooms_for(state, lease), kept_from)
@@ -665,6 +668,8 @@ class _Moments:
             self.add(since_ns + self._policy.max_hold_ns)
             if preemption.is_further_turn(lease, self._policy):
                 self.add(since_ns + preemption.least_turn_ns(lease, self._policy))
+            if lease.idle_since_ns is not None:
+                self.add(lease.idle_since_ns + self._policy.pause_ns)
 
     def _asked(self, lease: LeaseRecord) -> None:
         self.add(lease.asked_at_ns + self._policy.gang_patience_ns)

@@ -100,6 +100,7 @@ class Chaos:
             min_run_batch_ns=seconds(rng.choice((5, 30))),
             max_hold_ns=seconds(rng.choice((20, 60))),
             turn_least_ns=seconds(4),
+            pause_ns=seconds(9),
             cool_down_ns=seconds(rng.choice((1, 15))),
             reserved_clear_ns=seconds(5),
             reserved_keep_ns=seconds(15),

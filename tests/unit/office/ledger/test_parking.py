@@ -190,6 +190,28 @@ def test_device_seconds_stop_at_the_suspend_and_memory_is_held_from_then_on() ->
     assert bench.state.held_by(BEN).memory_bytes == 2 * GIB
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_what_was_parked_in_a_pause_goes_on_as_a_newcomer(is_idle: bool) -> None:
+    """A notebook's kernel lives for days. If all that it ever held counted, each of its short cells would be a further
+    turn, which newcomers preempt and which waits for their pauses."""
+    bench = bench_with()
+    bench.is_empty = False
+    lease = bench.granted(tenant=BEN, tier=Tier.SPOT, renew="always", ttl_s=80_000)
+    bench.wait(1860)
+    if is_idle:
+        bench.idle(lease)
+        bench.wait(1)
+    bench.queued(tenant=ANN, lease="ann")
+    say_need(bench, lease)
+    bench.wait(6)
+    under = parking_of(bench, lease)
+    assert parks(under).holds
+    answer = resume(bench, under.id, epoch=under.epoch)
+    assert isinstance(answer, Place)
+    assert answer.lease.goes_on == lease.id
+    assert (answer.lease.attained_ns == 0) is is_idle
+
+
 def test_going_on_is_a_new_lease_with_a_new_epoch_and_ends_the_parking_lease() -> None:
     """Ann gives the device back; Ben's request names what is parked, and needs to say nothing else."""
     bench = bench_with()

@@ -15,7 +15,9 @@ from sublet.values import GroupId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
 
 CLEO = TenantId("cleo")
-POLICY = Policy(max_hold_ns=seconds(600), turn_least_ns=seconds(100), min_run_batch_ns=seconds(200))
+POLICY = Policy(
+    max_hold_ns=seconds(600), turn_least_ns=seconds(100), min_run_batch_ns=seconds(200), pause_ns=seconds(40)
+)
 FULL_S = 86_000.0
 
 
@@ -59,6 +61,80 @@ def test_a_newcomer_takes_a_further_turn_after_its_least_run(tier: Tier, least_s
     bench.wait(30)
     bench.claim(bench.lease(new.id))
     assert bench.lease(new.id).status is LeaseStatus.ACTIVE
+
+
+def claimed_at_its_turn(bench: Bench, lease: LeaseRecord) -> None:
+    """The request waits until it is granted."""
+    for _ in range(1000):
+        if bench.lease(lease.id).status is LeaseStatus.QUEUED:
+            bench.wait(1)
+    bench.claim(bench.lease(lease.id))
+    assert bench.lease(lease.id).status is LeaseStatus.ACTIVE
+
+
+def pause(*, tier: Tier = Tier.INTERACTIVE) -> tuple[Bench, LeaseRecord, LeaseRecord]:
+    """Cleo, a newcomer, took the GPU from Ann's further turn, for which Ann has asked again. Now Cleo's cell is over.
+    Returns Cleo's lease and Ann's request."""
+    if tier is Tier.SPOT:  # one turn is as good as two, since it yields at any time
+        bench = Bench(gpus=1, policy=POLICY)
+        bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+        turn = bench.granted(tenant=ANN, ttl_s=FULL_S, tier=tier)
+        bench.wait(650)
+    else:
+        bench, turn = office(tier=tier)
+    claimed_at_its_turn(bench, bench.queued(tenant=CLEO, ttl_s=FULL_S, lease="cleo"))
+    assert bench.lease(turn.id).end is not None
+    again = bench.queued(tenant=ANN, ttl_s=FULL_S, tier=tier)
+    assert again.attained_ns > POLICY.max_hold_ns
+    bench.idle(bench.lease("cleo"))
+    return bench, bench.lease("cleo"), bench.lease(again.id)
+
+
+@pytest.mark.parametrize("tier", [Tier.INTERACTIVE, Tier.BATCH])
+def test_a_newcomer_keeps_its_gpu_in_a_pause_between_two_cells(tier: Tier) -> None:
+    """A further turn that took it in each pause would run for its least time, and the next cell wait for so long."""
+    bench, held, again = pause(tier=tier)
+    begun_s = bench.now_ns / seconds(1)
+    bench.wait(20)
+    reasons = bench.ledger.explain(again, bench.now).reasons
+    (room,) = [reason for reason in reasons if reason.kind is ReasonKind.ROOM]
+    assert room.at_ns == seconds(begun_s + 40), "explain knows the moment"
+    (idle,) = [one for one in bench.ledger.explain(held, bench.now).reasons if one.kind is ReasonKind.IDLE]
+    assert idle.text.endswith("; requests for further turns in 20s")
+    bench.renew(held)
+    bench.wait(60)
+    assert (held.status, again.status) == (LeaseStatus.ACTIVE, LeaseStatus.QUEUED)
+    bench.idle(held)
+    bench.wait(39)
+    assert held.status is LeaseStatus.ACTIVE
+    bench.wait(1)
+    assert held.end is not None, "the pause is over"
+    assert again.status is LeaseStatus.GRANTED
+
+
+@pytest.mark.parametrize("by", ["a newcomer", "spot", "its floor", "its long wait", "another further turn"])
+def test_a_pause_is_kept_from_further_turns_alone(by: str) -> None:
+    """From those that can yield at short notice not, nor from a group that has its floor, nor for ever."""
+    if by == "another further turn":  # both have had the maximum
+        bench, _ = office()
+        for tenant in (BEN, ANN):
+            claimed_at_its_turn(bench, bench.queued(tenant=tenant, ttl_s=FULL_S, lease=f"of {tenant}"))
+        held, again = bench.lease("of ann"), bench.queued(tenant=BEN, ttl_s=FULL_S)
+        bench.idle(held)
+    else:
+        bench, held, again = pause(tier=Tier.SPOT if by == "spot" else Tier.INTERACTIVE)
+    if by == "a newcomer":
+        again = bench.queued(tenant=BEN, ttl_s=FULL_S)
+    elif by == "its floor":
+        bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("lab"), floor=1)))
+        bench.do(cmd.SetTenant(tenant=ANN, group=GroupId("lab")))
+    elif by == "its long wait":
+        bench.renew(held)
+        bench.wait(599)
+        bench.idle(held)
+    bench.wait(2)
+    assert held.end is not None
+    assert again.status is LeaseStatus.GRANTED
 
 
 def test_who_has_had_the_maximum_takes_no_further_turn() -> None:

@@ -176,7 +176,7 @@ class Watch:
                 note.take_at_ns, note.notices = event.notice.take_at_ns, note.notices + 1
                 note.when_safe = event.notice.when_safe
                 if note.when_safe:
-                    self._was_at_rest(event, note, now_ns)
+                    self._was_at_rest(event, note, state, now_ns)
             case ev.Spared():
                 note = self.notes[event.lease]
                 assert note.take_at_ns is not None, f"{event.lease} was spared without a notice"
@@ -211,12 +211,19 @@ class Watch:
     def _is_idle(self, note: Note, now_ns: int, *, idle: bool) -> None:
         note.idle_since_ns = None if not idle else now_ns if note.idle_since_ns is None else note.idle_since_ns
 
-    def _was_at_rest(self, event: ev.Noticed, note: Note, now_ns: int) -> None:
-        """S10: a pause between two cells is no rest; and the bound is the grace at least."""
+    def _was_at_rest(self, event: ev.Noticed, note: Note, state: State, now_ns: int) -> None:
+        """S10: a pause between two cells is no rest, and no further turn ends that of a newcomer."""
         assert note.idle_since_ns is not None, f"S10: {event.lease} was told to yield, and something runs under it"
         if event.notice.beneficiary is not None:
             rested_ns = now_ns - note.idle_since_ns
             assert rested_ns >= self.policy.idle_least_ns, f"S10: {event.lease} has rested for {rested_ns} ns"
+            lease, request = state.leases[event.lease], state.leases[event.notice.beneficiary]
+            is_further_turn = request.attained_ns >= self.policy.max_hold_ns > lease.attained_ns
+            has_waited = now_ns - request.asked_at_ns >= self.policy.max_hold_ns or request.tier is Tier.SPOT
+            has_floor = bool(state.group(state.group_of(request.tenant)).floor)
+            if is_further_turn and not (has_waited or has_floor or self._is_lent(lease, request, state)):
+                self.met["a further turn after a pause"] += 1
+                assert rested_ns >= self.policy.pause_ns, f"S10: {event.lease} was taken in a pause of {rested_ns} ns"
 
     def _epoch(self, epoch: Epoch) -> None:
         assert self.last_epoch is None or epoch > self.last_epoch, f"L2: epoch {epoch} after {self.last_epoch}"
