@@ -87,6 +87,8 @@ class GpuSession:
                 session._never_made(numbers, why)
 
         self._engine.on_never_made = never_made
+        for limit in self.limits:
+            warnings.warn(limit, RuntimeWarning, stacklevel=3)
 
     @classmethod
     def _over(cls, engine: Engine) -> Self:
@@ -119,6 +121,12 @@ class GpuSession:
         return self._engine.opened.memory_bytes
 
     @property
+    def limits(self) -> tuple[str, ...]:
+        """What cannot run on this device, a sentence each, with what that needs: CUDA C++ and Warp with a driver that
+        is older than their compiler. Each is also a ``RuntimeWarning`` when the session opens."""
+        return self._engine.opened.limits
+
+    @property
     def is_open(self) -> bool:
         """Whether it can be used, as far as is known here."""
         return self._engine.over is None
@@ -131,7 +139,7 @@ class GpuSession:
     def __repr__(self) -> str:
         count = len(self._buffers)
         buffers = f"{count} buffer{'s' * (count != 1)} of {format_size(self._taken)}"
-        said = buffers if self.is_open else "closed"
+        said = "; ".join((buffers, *self.limits)) if self.is_open else "closed"
         return f"<GpuSession on {self.device} ({self.label}): {said}>"
 
     # ---- memory ----

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sublet.background import start_thread
@@ -21,6 +22,7 @@ from sublet.compute.session_queue import Sent, SessionQueue, failure_of
 from sublet.errors import (
     Disconnected,
     GpuSessionEnded,
+    InvalidRequest,
     LeaseEnded,
     LeaseNotActive,
     OutOfMemory,
@@ -91,8 +93,13 @@ class Engine:
         self._last_used_s = 0.0
         self._awake = threading.Event()
         self._helper: threading.Thread | None = None
-        line.ask(OpenSession(lease=lease, epoch=epoch, device=device))
-        opened, fds = line.answer()
+        asked = OpenSession(lease=lease, epoch=epoch, device=device, takes_limits=True)
+        try:
+            line.ask(asked)
+            opened, fds = line.answer()
+        except InvalidRequest:  # the guest is of an older version; if it is not, it refuses this as well
+            line.ask(replace(asked, takes_limits=False))
+            opened, fds = line.answer()
         close_all(fds)
         if not isinstance(opened, SessionOpened):
             raise Disconnected(f"the guest answered with a {type(opened).__name__}")

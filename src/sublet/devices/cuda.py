@@ -23,7 +23,7 @@ from sublet.devices.objects import check_cubin, check_ptx
 from sublet.devices.signature import Parameter, Signature, Takes
 from sublet.devices.tabled import LaunchPlan, NativeModule, TabledDevice
 from sublet.devices.warp_launches import WarpLaunch
-from sublet.devices.warp_modules import drop_warp, load_warp, warp
+from sublet.devices.warp_modules import drop_warp, has_warp, load_warp, warp
 from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
@@ -68,7 +68,7 @@ class CudaDevice(TabledDevice):
         self._device = find_device(self._driver, uuid)
         name: bytes = self._call("open", "cuDeviceGetName", _NAME_MAX, self._device)
         label = name.split(b"\0", 1)[0].decode(errors="replace")  # the bindings pad with blanks behind the driver's NUL
-        super().__init__(DeviceIdentity(id=id, label=label, is_host=False), account)
+        super().__init__(DeviceIdentity(id=id, label=label, is_host=False, limits=self._limits()), account)
         self._uuid = uuid
         self._cache = cache
         self._arch = 10 * self._attribute(_MAJOR) + self._attribute(_MINOR)
@@ -162,7 +162,7 @@ class CudaDevice(TabledDevice):
 
     def _image(self, kind: ModuleKind, data: bytes) -> bytes:
         if kind is ModuleKind.CUDA:
-            self._check_compiler("CUDA C++", nvrtc.version())
+            self._check_compiler("CUDA C++")
             return nvrtc.compile_cuda(data, self._arch)
         if kind is ModuleKind.PTX:
             check_ptx(data)
@@ -170,15 +170,37 @@ class CudaDevice(TabledDevice):
         check_cubin(data)
         return data
 
-    def _check_compiler(self, what: str, made_by: tuple[int, int] | None) -> None:
-        """What a compiler of one CUDA makes runs on drivers of the same major version, and later ones."""
-        cuda: int = self._call("module_load", "cuDriverGetVersion")
-        if made_by is not None and cuda < 1000 * made_by[0]:
+    def _limits(self) -> tuple[str, ...]:
+        """Told when a session opens, as ``module_load`` tells it. The compiler's major version is that of the bindings,
+        so that it need not be loaded where the driver is new enough."""
+        if self._cuda("open") // 1000 >= self._driver.module.CUDA_VERSION // 1000:
+            return ()
+        compiled = ("CUDA C++", "Warp") if has_warp() else ("CUDA C++",)
+        version = nvrtc.version()
+        return tuple(filter(None, (self._too_old_for(what, version, "open") for what in compiled)))
+
+    def _check_compiler(self, what: str) -> None:
+        said = self._too_old_for(what, nvrtc.version(), "module_load")
+        if said:
             raise Unsupported(
-                f"module_load: the driver speaks CUDA {dotted(cuda)}, and {what} compiled by CUDA "
-                f"{'.'.join(map(str, made_by))} needs a driver of CUDA {made_by[0]}.0 or later",
+                f"module_load: {said}",
                 do="Install a newer driver, or give the module as PTX or cubin of an older CUDA.",
             )
+
+    def _too_old_for(self, what: str, made_by: tuple[int, int] | None, call: str) -> str:
+        """What a compiler of one CUDA makes runs on drivers of the same major version, and later ones. Empty if this
+        driver is new enough."""
+        cuda = self._cuda(call)
+        if made_by is None or cuda >= 1000 * made_by[0]:
+            return ""
+        return (
+            f"the driver speaks CUDA {dotted(cuda)}, and {what} compiled by CUDA {'.'.join(map(str, made_by))} needs a "
+            f"driver of CUDA {made_by[0]}.0 or later"
+        )
+
+    def _cuda(self, call: str) -> int:
+        found: int = self._call(call, "cuDriverGetVersion")
+        return found
 
     def _kernels_of(self, module: Any) -> dict[str, tuple[Signature, Any]]:
         count = self._call("module_load", "cuModuleGetFunctionCount", module)
@@ -267,7 +289,7 @@ class CudaDevice(TabledDevice):
                     self._warp_stream = wp.Stream(one, cuda_stream=int(self._stream))
                     break
             else:
-                self._check_compiler("Warp", nvrtc.version())
+                self._check_compiler("Warp")
                 raise NotFound(f"module_load: Warp does not see the GPU {self._uuid}", do="Give the module as CUDA.")
         return self._warp_device
 

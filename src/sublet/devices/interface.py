@@ -42,6 +42,8 @@ class DeviceIdentity:
     label: str
     """The model; of a host device always "host device, no GPU"."""
     is_host: bool
+    limits: tuple[str, ...] = ()
+    """What cannot run on it, a sentence each, with what that needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,7 @@ class SessionCalls:
                 label=device.identity.label,
                 is_host=device.identity.is_host,
                 memory_bytes=device.account.cap_bytes,
+                limits=device.identity.limits if call.takes_limits else (),
             )
         )
 

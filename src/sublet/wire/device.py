@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, LeaseId
+from sublet.wire.compat import later
 from sublet.wire.refusals import Refusal
 from sublet.wire.scalars import ArgKind
 
@@ -53,6 +54,8 @@ class OpenSession:
     epoch: Epoch
     device: int = 0
     """By its place in the lease."""
+    takes_limits: bool = later(False)
+    """Whether ``SessionOpened.limits`` is understood. A guest that refuses this is older, and is asked without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class SessionOpened:
     is_host: bool
     memory_bytes: int
     """What the lease may take on this device, by all its sessions together."""
+    limits: tuple[str, ...] = later(())
+    """What cannot run on it, a sentence each. Only for a holder that takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import importlib
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from sublet.compute.arguments import f32, f64, i32, i64, u32, u64
 from sublet.devices import host
+from sublet.devices.interface import DeviceIdentity
 from sublet.errors import (
     Disconnected,
     GpuError,
@@ -28,13 +30,16 @@ from sublet.errors import (
     SubletError,
     Unsupported,
 )
+from sublet.guest import device_service
 from sublet.lease_end import EndReason
 from sublet.testing.device_conformance import CUDA_KERNELS, KERNELS, WARP_KERNELS
 from sublet.values import MIB, Epoch
+from sublet.wire.codec import loads
 from sublet.wire.device import ModuleKind
 from sublet.wire.page import PageState
 from tests.left_open import nothing_left_open
 from tests.session_programs import run_session_program
+from tests.unit.compute import session_pair
 from tests.unit.compute.session_pair import EPOCH, LEASE, SessionPair
 
 PROGRAMS = 100
@@ -70,6 +75,36 @@ def test_what_it_is_on_is_said(pair: SessionPair) -> None:
         assert (repr(x), x.is_live) == ("<Buffer 1: freed>", False)
     assert repr(gpu) == "<GpuSession on local/gpu0 (host device, no GPU): closed>"
     assert repr(module) == "<Module 1: gone with its session>"
+
+
+LIMIT = "the driver speaks CUDA 12.8, and Warp compiled by CUDA 13.4 needs a driver of CUDA 13.0 or later"
+
+
+def test_what_cannot_run_is_said_when_it_opens(pair: SessionPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = DeviceIdentity(id="local/gpu0", label="RTX", is_host=False, limits=(LIMIT,))
+    monkeypatch.setattr(host.HostDevice, "identity", property(lambda _: limited, lambda *_: None), raising=False)
+    with pytest.warns(RuntimeWarning, match=re.escape(LIMIT)) as warned:
+        gpu = pair.session()
+    assert [one.filename for one in warned] == [session_pair.__file__], "what opened it"
+    with gpu:
+        assert gpu.limits == (LIMIT,)
+        assert repr(gpu) == f"<GpuSession on local/gpu0 (RTX): 0 buffers of 0B; {LIMIT}>"
+
+
+def test_a_guest_of_an_older_version_is_asked_for_what_it_knows(
+    pair: SessionPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def older(shape: Any, body: bytes) -> Any:
+        if b"takes_limits" in body:
+            raise InvalidRequest("OpenSession has no field 'takes_limits'")
+        return loads(shape, body)
+
+    monkeypatch.setattr(device_service, "loads", older)
+    with pair.session() as gpu:
+        assert gpu.limits == ()
+        gpu.mem_alloc(8)
+        gpu.sync()
 
 
 @pytest.mark.parametrize(

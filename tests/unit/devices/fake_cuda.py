@@ -61,6 +61,7 @@ class FakeCuda:
         self.contexts = 0
         self.streams: set[int] = set()
         self.version = 13_000
+        self.CUDA_VERSION = 13_050  # of the bindings
         self._lost: Code | None = None
         self._queue: list[Callable[[], None]] = []
         self._next = 0x7F00_0000_0000

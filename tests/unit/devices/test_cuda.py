@@ -186,6 +186,21 @@ def test_what_a_newer_compiler_makes_is_not_tried_on_an_older_driver(device: Cud
     assert device.load({ModuleKind.CUDA: CUDA_KERNELS, ModuleKind.PTX: ptx}).kind is ModuleKind.PTX
 
 
+def test_what_an_older_driver_cannot_run_is_known_when_the_device_is_opened(
+    device: CudaDevice, fake: FakeCuda, kernel_cache: str
+) -> None:
+    """It was said when a module was loaded, which may be long after a lease began."""
+    assert device.identity.limits == ()
+    fake.version = 12_080
+    older = CudaDevice("gpu-0", NAME, MemoryAccount(16 * MIB), cache=kernel_cache, driver=CudaDriver(fake))
+    cuda, warp = older.identity.limits
+    said = r"the driver speaks CUDA 12\.8, and {} compiled by CUDA 13\.\d+ needs a driver of CUDA 13\.0 or later"
+    assert re.fullmatch(said.format(r"CUDA C\+\+"), cuda)
+    assert re.fullmatch(said.format("Warp"), warp)
+    with pytest.raises(Unsupported, match=re.escape(cuda)):
+        older.load({ModuleKind.CUDA: CUDA_KERNELS})
+
+
 def test_an_architecture_that_the_compiler_does_not_know_is_no_error_of_the_source() -> None:
     """Of an old card it was said to fix the source. A newer card is given PTX of the nearest architecture."""
     with pytest.raises(GpuError, match=r"does not compile for compute capability 3\.5 any more"):

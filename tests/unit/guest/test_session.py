@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sublet.devices.host import HostDevice
+from sublet.devices.interface import DeviceIdentity
 from sublet.errors import (
     CapacityExceeded,
     GpuError,
@@ -135,6 +136,16 @@ def test_a_session_says_what_it_is_and_what_it_did(stage: Stage) -> None:
     assert (closed.launches, closed.failures, closed.bytes_in, closed.bytes_out) == (1, 1, 5, 7)
     assert closed.peak_bytes == 100
     assert stage.account.used_bytes == 0
+
+
+def test_what_cannot_run_is_told_to_holders_that_understand_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one refuses an answer with a field that it does not know, and had no session at all."""
+    limited = DeviceIdentity(id="gpu", label="old", is_host=False, limits=("none",))
+    monkeypatch.setattr(HostDevice, "identity", property(lambda _: limited, lambda *_: None), raising=False)
+    older, _ = stage.calls.answer(dumps(OpenSession(lease=LEASE, epoch=EPOCH)))
+    assert b"limits" not in older
+    opened, _ = stage.ask(OpenSession(lease=LEASE, epoch=EPOCH, takes_limits=True))
+    assert opened.limits == ("none",)
 
 
 def test_the_first_operation_that_fails_ends_the_batch(held: HeldSession) -> None:
