@@ -295,6 +295,9 @@ class RealHardware:
         for tenancy in tuple(self._all()):
             if tenancy.lease == lease and tenancy.over is not None and not any(tenancy.running()):
                 self._drop(tenancy)
+        card = card_uuid(resource)
+        if card and not any(resource in tenancy.resources for tenancy in self._all()):
+            self.cards.vouched(card)
 
     def leave(self) -> None:
         """The supervisor ends: where no guest is left, neither folder nor group stays."""
@@ -440,6 +443,13 @@ class CardCleaning:
     def was_lent(self, card: str, since_ns: int) -> None:
         """An earlier supervisor had guests on it since then, or since before."""
         self._cards.setdefault(card, _Card(since_ns=since_ns))
+
+    def vouched(self, card: str) -> None:
+        """An operator says that nothing of a lease is on it. What it is set to then, and what uses it then, is theirs:
+        the next lease begins anew."""
+        known = self._cards.get(card)
+        if known is not None:
+            known.since_ns, known.settings = None, ""
 
     def look(self, card: str, lease: LeaseId, epoch: Epoch, *, neighbours: bool, now_ns: int) -> Verdict:
         """How far it has come. With neighbours on the card nothing can be said of its memory as a whole, and nothing

@@ -129,6 +129,26 @@ def test_settings_are_those_of_the_latest_lend_and_nobodys_where_guests_cannot_c
     assert not ordinary.forked_jobs.waiting
 
 
+def test_what_an_operator_did_to_a_card_before_vouching_for_it_is_not_undone() -> None:
+    """The next lease counted as the one that had left something: at its end settings of before that one came back, and
+    a desktop that was begun meanwhile kept the card from being clean."""
+    desk = Desk()
+    desk.answer = CardFound(settings='{"power limit": 7}')
+    desk.cleaning.lent(CARD, 100)
+    desk.forked_jobs.end()
+    desk.answer = CardFound(failed="it could not be overwritten", is_hard=True)
+    desk.look()
+    desk.forked_jobs.end()
+    assert isinstance(desk.look(), Unclean)
+    desk.cleaning.vouched(CARD)
+    desk.answer = CardFound(settings='{"power limit": 5}')
+    desk.cleaning.lent(CARD, 200)
+    desk.forked_jobs.end()
+    desk.look()
+    desk.forked_jobs.end()
+    assert desk.asked[-1][1:] == ("--scrub", "--settings", '{"power limit": 5}', "--since", "200")
+
+
 def test_what_an_earlier_supervisor_lent_is_known_by_its_guests() -> None:
     """After its restart a desktop that had been there all the time counted as what the lease had left."""
     desk = Desk()
