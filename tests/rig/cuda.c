@@ -33,7 +33,7 @@ typedef struct context *Context;
 typedef struct { unsigned char bytes[16]; } Uuid;
 typedef struct { unsigned int timeout_ms, reserved0; uint64_t reserved1[7]; } LockArgs;
 typedef struct { Uuid before, after; } Pair;
-typedef struct { Pair *pairs; unsigned int count; } RestoreArgs;
+typedef struct { Pair *pairs; unsigned int count, reserved[13]; } RestoreArgs;
 
 #define PAGE ((uint64_t)4096)
 #define LARGE ((uint64_t)2 << 20)
@@ -43,7 +43,7 @@ static pid_t begun_in;
 static size_t me = PROCESSES; /* our row */
 static size_t visible[CARDS], visible_count;
 static unsigned retained[CARDS];
-static int memory_of[CARDS], nodes[CARDS + 2];
+static int memory_of[CARDS], nodes[CARDS + 2], control = -1;
 static __thread size_t current = CARDS; /* the card of this thread's context */
 static Code broken; /* what a kernel did to the contexts of this process; there is no way back */
 
@@ -190,6 +190,8 @@ API Code cuInit(unsigned int flags)
         if (code == SUCCESS && visible_count == 0)
             code = NO_DEVICE;
         begun_in = code == SUCCESS ? getpid() : 0;
+        if (code == SUCCESS)
+            control = rig_open_driver();
     } else if (begun_in != getpid()) {
         code = NOT_INITIALIZED;
     }
@@ -747,6 +749,8 @@ static Code save(void)
     for (size_t i = 0; i < CARDS + 2; i++)
         if (nodes[i] > 0)
             close(nodes[i]), nodes[i] = 0;
+    if (control >= 0)
+        close(control), control = -1;
     return code;
 }
 
@@ -756,6 +760,7 @@ static Code load(void)
 {
     Code code = SUCCESS;
     unsigned moved[CARDS] = {0};
+    control = rig_open_driver();
     int held = rig_lock();
     rig_forget_the_dead();
     for (size_t row = 0; row < CARDS && code == SUCCESS; row++)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
@@ -34,6 +35,7 @@ API const struct { const char *name; size_t bytes; } rig_structures[] = {
 API size_t rig_state_size(void) { return sizeof(struct state); }
 
 static unsigned opened;
+static int control = -1;
 
 /* Cards as this machine's NVML counts them: without those that the container has not. */
 static int row_of(unsigned int index)
@@ -82,7 +84,8 @@ API Code nvmlInitWithFlags(unsigned int flags)
         return DRIVER_NOT_LOADED;
     Code code = (Code)rig_trouble(__func__);
     code = code ? code : (Code)rig()->nvml_code;
-    opened += code == SUCCESS;
+    if (code == SUCCESS && opened++ == 0)
+        control = rig_open_driver();
     return code;
 }
 
@@ -90,9 +93,11 @@ API Code nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
 API Code nvmlShutdown(void)
 {
-    if (!opened)
-        return UNINITIALIZED;
-    opened--;
+    Code code = (Code)rig_trouble(__func__);
+    if (code || !opened)
+        return code ? code : UNINITIALIZED;
+    if (--opened == 0 && control >= 0)
+        close(control), control = -1;
     return SUCCESS;
 }
 

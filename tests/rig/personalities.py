@@ -76,11 +76,14 @@ class Personality:
     """Questions that the driver answers with an error on this machine, and with which."""
     not_lent: str = ""
     """Why no card of it can be found to lend, as its sources say; empty where they can."""
+    desktop: tuple[Line, ...] = ()
+    """Programs that draw on its first card, by name: how much of it each has."""
 
     @property
     def all_lines(self) -> tuple[tuple[str, tuple[Line, ...]], ...]:
         """Those of the machine and of each card, with the name of what they are about."""
-        return ((self.name, (*self.lines, *self.answers)), *((card.name, card.lines) for card in self.cards))
+        own = (*self.lines, *self.answers, *self.desktop)
+        return ((self.name, own), *((card.name, card.lines) for card in self.cards))
 
     @property
     def machine(self) -> Mapping[str, Any]:
@@ -167,8 +170,10 @@ NO_ECC: Final = (
     Line("nvmlDeviceGetRetiredPagesPendingStatus", 3, NVML_H + "NVML_ERROR_NOT_SUPPORTED"),
     Line("nvmlDeviceGetRemappedRows", 3, NVML_H + "for fully supported devices of Ampere and later"),
 )
+DRAWS: Final = "NVIDIA/nvidia-docker #1264, nvidia-smi -q: of type G, beside the other; how much is "
+"""Both in NVML's list of processes with a graphics context. There they had 28 and 46 MiB of a small screen's card."""
 WORKSTATION: Final = Personality(
-    name="2 × RTX 4090, driver 575, a workstation",
+    name="2 × RTX 4090, driver 575, Xorg and a compositor on one",
     cards=(RTX,) * 2,
     lines=(
         Line("driver", b"575.51.03", "CUDA 12.9 release notes: the driver that came with it on Linux"),
@@ -176,6 +181,7 @@ WORKSTATION: Final = Personality(
         LINGERS,
     ),
     answers=NO_ECC,
+    desktop=(Line("Xorg", 400 * MIB, DRAWS + GUESSED), Line("gnome-shell", 240 * MIB, DRAWS + GUESSED)),
 )
 LAPTOP: Final = Personality(
     name="RTX Laptop under WSL2",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import itertools
 import mmap
@@ -125,6 +126,9 @@ class Rig:
         """Use ``make_rig``."""
         self.folder = folder
         self.personality = personality
+        self.desktop: list[Process] = []
+        """The rows of the programs that draw on its first card."""
+        self._programs: list[subprocess.Popen[bytes]] = []
         with open(folder / "state", "r+b") as file:
             self._map = mmap.mmap(file.fileno(), ctypes.sizeof(State))
         self.state = State.from_buffer(self._map)
@@ -158,11 +162,35 @@ class Rig:
         found: Process = row
         return found
 
+    def begin_desktop(self) -> None:
+        """The programs of the personality that draw: processes with their names, until ``close``."""
+        for line in self.personality.desktop:
+            words = ("sh", "-c", f"printf {line.field} >/proc/$$/comm; echo; read _")
+            program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert program.stdout is not None
+            program.stdout.readline()  # it has its name
+            self._programs.append(program)
+            self.desktop.append(self.draws(0, line.value, program.pid))
+
+    def close(self) -> None:
+        """End what draws on it."""
+        for program in self._programs:
+            program.communicate()
+
     def xid(self, card: int, number: int) -> None:
         """The driver reports this of a card."""
         row = self.state.xids[self.state.xids_come % XIDS]
         row.card, row.number = card, number
         self.state.xids_come += 1
+
+    def can_be_reset(self) -> bool:
+        """Whether no process has the driver open. Else `nvidia-smi -r` says "in use by another client"."""
+        with open(self.folder / "control", "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
 
     def dirty(self, card: int, *, but: bytes = b"") -> bool:
         """Whether anything but zeros, and these bytes, lies in its memory, whoever wrote it."""
@@ -219,6 +247,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
     for name, path in build().items():
         shutil.copy(path, folder / name)
     (folder / "lock").touch()
+    (folder / "control").touch()
     state = State(size=ctypes.sizeof(State))
     for field, value in personality.machine.items():
         setattr(state, field, value)
@@ -236,6 +265,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
     _made.update(rig.card(index).name for index in range(len(personality.cards)))
     for answer in personality.answers:
         rig.trouble(answer.field, code=answer.value)
+    rig.begin_desktop()
     return rig
 
 
@@ -248,6 +278,7 @@ def forking_rig(place: Path, personality: Personality) -> Iterator[Rig]:
     try:
         yield rig
     finally:
+        rig.close()
         shutil.rmtree(rig.folder)
 
 

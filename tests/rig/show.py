@@ -164,6 +164,7 @@ def main(arguments: list[str]) -> int:
     personality = SHOWN[arguments[0]]
     with tempfile.TemporaryDirectory(prefix="sublet-rig-") as folder, contextlib.ExitStack() as stack:
         rig = make_rig(Path(folder), personality)
+        stack.callback(rig.close)
         print(f"{LABEL}: {personality.name}. No GPU is used, and yours is not touched.")
         memory = ", ".join(format_size(kind.fields["memory"]) for kind in personality.cards)
         print(f"The driver's libraries are pretended, in {rig.folder}; the memory of each card is a file ({memory}).")

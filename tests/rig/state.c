@@ -179,6 +179,16 @@ uint64_t rig_used(size_t card)
     return bytes;
 }
 
+int rig_open_driver(void)
+{
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/control", folder);
+    int opened = open(path, O_RDONLY | O_CLOEXEC);
+    while (opened >= 0 && flock(opened, LOCK_SH) != 0 && errno == EINTR)
+        ;
+    return opened;
+}
+
 int rig_memory(size_t card)
 {
     char path[PATH_MAX + 16];

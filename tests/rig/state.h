@@ -130,6 +130,9 @@ void rig_uuid(const struct card *card, char *text);
 /* A row for this process, held until it dies; PROCESSES if there is none left. */
 size_t rig_enrol(void);
 
+/* The driver's file, opened, as /dev/nvidiactl: no card is reset while a process has it. -1: there is none. */
+int rig_open_driver(void);
+
 /* The memory of a card, opened anew. */
 int rig_memory(size_t card);
 

@@ -153,8 +153,11 @@ class Machine:
         self.rig, self.fabric = rig, fabric
         answers = {line.field for line in rig.personality.answers}
         hides = "nvmlDeviceGetComputeRunningProcesses_v3" in answers
-        self.kept = max(card.fields.get("idle", 0) for card in rig.personality.cards) + STEP if hides else 0
-        """What a desktop has of a card, where the driver does not tell whose memory is in use: it is never lent."""
+        drawn = sum(line.value for line in rig.personality.desktop)
+        unseen = max(card.fields.get("idle", 0) for card in rig.personality.cards) if hides else 0
+        self.kept = drawn + unseen + STEP if drawn or hides else 0
+        """What a desktop has of a card, also where the driver does not tell whose memory is in use: it is never lent.
+        """
 
     def cards(self) -> list[dict[str, Any]]:
         found = self.fabric.request("GET", "/v1/status", shape=dict)

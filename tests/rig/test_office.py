@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from tests.commands import run_program, start_piped
 from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
+from tests.rig.quick_office import quick_office
 from tests.rig.rig import Rig, clear, forking_rig
+from tests.rig.test_interface import run_on
 from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
@@ -25,6 +28,8 @@ pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_
 SECOND: Final = pytest.mark.xdist_group("tests/rig/test_office.py, second office")
 """For half of the tests, by the time that they take: these have a machine and an office of their own."""
 WAIT_S: Final = 120.0
+NO_PERMISSION: Final = 4
+"""What NVML answers."""
 Cells = Callable[[Sequence[str]], Any]
 
 USES_A_CARD: Final = """
@@ -263,15 +268,45 @@ with sublet.connect() as fabric:
 print(json.dumps(said))
 """
 
+SETS_A_LIMIT: Final = """
+import sys
+import pynvml
+pynvml.nvmlInit()
+pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1]), int(sys.argv[2]))
+print("null")
+"""
+"""As `nvidia-smi -pl` does."""
+
+PARKS: Final = """
+import json, time
+import sublet
+def begun():
+    from sublet.devices.cuda_driver import open_driver
+    driver = open_driver()
+    driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+with sublet.connect() as fabric:
+    lease = fabric.gpu(min_vram="60GiB", ttl="60s", spot=True, renew="always")
+    lease.run(begun)
+    fabric.gpu(min_vram="60GiB", count=4, ttl="60s", wait="60s", renew="always").release()
+    while lease.end is None:
+        time.sleep(0.02)
+    fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always").release()
+    print(json.dumps(str(lease.end.way)))
+"""
+
 LOADS: Final = """
-import json, sys
+import json, sys, warnings
 import sublet
 SOURCE = "extern \\"C\\" __global__ void nothing() {}"
 PTX = ".version 8.0 .target sm_70 .entry nothing() {}"
 with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB", ttl="60s", renew="always") as lease:
     for _ in sys.stdin:
-        with sublet.GpuSession(lease) as gpu:
-            said = []
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            gpu = sublet.GpuSession(lease)
+        with gpu:
+            said = [[str(one.message) for one in warned]]
+            assert list(gpu.limits) == said[0], gpu
             for kind, text in (("cuda", SOURCE), ("ptx", PTX)):
                 try:
                     gpu.module_unload(gpu.module_load(text, kind=kind))
@@ -280,7 +315,8 @@ with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB", ttl="60s", renew="a
                     said.append(f"{type(error).__name__}: {error.message} {error.do}")
         print(json.dumps(said), flush=True)
 """
-"""Says for each line what became of CUDA C++ and of PTX of an older CUDA."""
+"""Says for each line of what it was warned at the beginning, and what became of CUDA C++ and of PTX of an older CUDA.
+"""
 
 SAVES: Final = """
 import json, time
@@ -327,10 +363,8 @@ def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell
     shell = Shell(tmp_path_factory.mktemp("office"))
     shell.env |= rig.env
     (shell.home / "policy.toml").write_text("[office]\ncount_launches = true\n")
-    started = shell("up")
-    assert started.status == 0, started
-    yield shell
-    shell.end()
+    with quick_office(shell):
+        yield shell
 
 
 @pytest.fixture(scope="module")
@@ -549,8 +583,16 @@ def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_v
     assert rig.dirty(index)
     refused = sublet("run", "--gpus", "4", "--gpu", "1GiB", "--no-wait", "--", "true")
     assert refused.status == 75, refused
+    before, limit = rig.card(index).power_mw, 600_000
+    rig.card(index).power_mw = limit
     vouched = sublet("fence", "clear", fence["resource"], "--vouch")
     assert vouched.status == 0, vouched
+    done = sublet("run", "--gpus", "4", "--gpu", "1GiB", "--", "true")
+    assert done.status == 0, done
+    release_all(sublet.home)
+    until(lambda: all(map(is_free, cards_of(sublet))), WAIT_S)
+    assert rig.card(index).power_mw == limit, "what the operator set meanwhile is theirs"
+    rig.card(index).power_mw = before
 
 
 @SECOND
@@ -567,6 +609,60 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     assert is_free(card_of(sublet, rig, 1))
     vouched = sublet("fence", "clear", card_of(sublet, rig, 2)["id"], "--vouch")
     assert vouched.status == 0, vouched
+
+
+@SECOND
+def test_a_power_limit_that_an_operator_sets_during_a_lease_quarantines_no_card(sublet: Shell, rig: Rig) -> None:
+    """`nvidia-smi -pl`. Guests of root may have done it, so root's office sets it back, and notes that it could not.
+    The next lease begins with the operator's limit, and ends with it: the first one ever seen was set again."""
+    is_root = os.geteuid() == 0
+    await_the_watch(rig)
+    known = rig.trouble("nvmlShutdown")
+    process, said = using_a_card(sublet)
+    index = index_of(rig, said["uuid"])
+    until(lambda: known.met or not is_root, WAIT_S)  # by what looked at the settings when it was lent
+    clear(known)
+    before, limit = rig.card(index).power_mw, 500_000
+    run_on(rig, SETS_A_LIMIT, rig.card(index).name, str(limit))
+    refused = rig.trouble("nvmlDeviceSetPowerManagementLimit", code=NO_PERMISSION)
+    finished(process)
+    release_all(sublet.home)
+    until(lambda: not card_of(sublet, rig, index)["leases"], WAIT_S)
+    clear(refused)
+    assert is_free(card_of(sublet, rig, index)), card_of(sublet, rig, index)
+    note = f"its power limit was changed to {limit}, and does not go back to {before}"
+    assert (note in (sublet.home / "supervisor.log").read_text()) == is_root
+    done = sublet("run", "--gpus", "4", "--gpu", "1GiB", "--", "true")
+    assert done.status == 0, done
+    release_all(sublet.home)
+    until(lambda: all(map(is_free, cards_of(sublet))), WAIT_S)
+    assert rig.card(index).power_mw == limit
+    rig.card(index).power_mw = before
+
+
+@SECOND
+def test_a_card_can_be_reset_under_an_office_that_quarantined_it_or_is_drained(
+    office: Shell, sublet: Shell, rig: Rig
+) -> None:
+    """`nvidia-smi -r`, which `sublet` itself advises, said that the card is in use: by the watch over the cards, and by
+    the helper that suspends guests."""
+    assert printed(office, PARKS) == "suspend"  # so there is such a helper
+    await_the_watch(rig)
+    assert not rig.can_be_reset()
+    rig.card(0).remap_failed = 1
+    until(lambda: card_of(sublet, rig, 0)["state"] == "quarantined", WAIT_S)
+    rig.card(0).remap_failed = 0  # as a new card has it: the next look is to find no fault
+    until(rig.can_be_reset, WAIT_S)
+    vouched = sublet("fence", "clear", card_of(sublet, rig, 0)["id"], "--vouch")
+    assert vouched.status == 0, vouched
+    await_the_watch(rig)
+    assert not rig.can_be_reset()
+    (node,) = sublet.json("status")["nodes"]
+    drained = sublet("drain", node["id"])
+    assert drained.status == 0, drained
+    until(rig.can_be_reset, WAIT_S)
+    undone = sublet("drain", node["id"], "--undo")
+    assert undone.status == 0, undone
 
 
 @SECOND
@@ -599,38 +695,40 @@ def test_compiling_begins_cuda_in_the_guest_and_nowhere_else(office: Shell, subl
 
 
 def test_drivers_570_and_575_are_told_which_driver_runs_what_a_session_compiles(sublet: Shell, rig: Rig) -> None:
-    """The driver was asked to load it, and named the image. PTX of an older CUDA runs there. Of a card that the
-    compiler does not know any more it was said to fix the source."""
-    needs = r"Unsupported: .*speaks CUDA {}, and CUDA C\+\+ compiled by CUDA 13\.\d+ needs a driver of CUDA 13\.0"
+    """When the session opens. The driver was asked to load it, and named the image. PTX of an older CUDA runs there. Of
+    a card that the compiler does not know any more it was said to fix the source."""
+    needs = r"the driver speaks CUDA {}, and {} compiled by CUDA 13\.\d+ needs a driver of CUDA 13\.0"
     capability, cuda = [(card.major, card.minor) for card in rig.state.cards], rig.state.cuda
     with start_piped([sys.executable, "-c", LOADS], sublet.env, stdin=subprocess.PIPE) as process:
 
-        def said() -> list[str]:
+        def said() -> Any:
             assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
             line = first_line(process)
             assert line, finished(process)
-            found: list[str] = json.loads(line)
-            return found
+            return json.loads(line)
 
         try:
             for version, text in ((12_080, "12\\.8"), (12_090, "12\\.9")):
                 rig.state.cuda = version
-                source, ptx = said()
-                assert re.match(needs.format(text), source), source
+                (cuda_cpp, warp), source, ptx = said()
+                assert re.match(needs.format(text, r"CUDA C\+\+"), cuda_cpp)
+                assert re.match(needs.format(text, "Warp"), warp)
+                assert source.startswith(f"Unsupported: module_load: {cuda_cpp}"), source
                 assert ptx == ""
             rig.state.cuda = cuda
             for card in rig.state.cards:
                 card.major, card.minor = 7, 0
-            source, _ = said()
+            warned, source, _ = said()
+            assert warned == []
         finally:
             rig.state.cuda = cuda
             for card, (major, minor) in zip(rig.state.cards, capability, strict=True):
                 card.major, card.minor = major, minor
         assert "does not compile for compute capability 7.0 any more" in source
         assert "Fix the source" not in source
-        assert said() == ["", ""]
+        assert said() == [[], "", ""]
         done = finished(process)
         assert done.status == 0, done
 
@@ -677,7 +775,8 @@ def card_of(sublet: Shell, rig: Rig, index: int) -> dict[str, Any]:
 def test_doctor_tries_out_every_card(sublet: Shell, rig: Rig, tmp_path: Path) -> None:
     """With the time of each step, and what each card may do; all of it in a file for an issue."""
     report = tmp_path / "report.txt"
-    done = sublet("doctor", "--gpu", "--json", "--report", str(report))
+    secrets = {"HF_TOKEN": "hf_XvYzWq", "SUBLET_WARM_PASSWORD": "correct-horse", "NVIDIA_API_KEY": "nvapi-0123"}
+    done = sublet("doctor", "--gpu", "--json", "--report", str(report), env=sublet.env | secrets)
     assert done.status == 0, done
     found = {one["subject"]: one for one in json.loads(done.out)}
     assert "driver 580.65.06 (CUDA 13.0)" in found["GPU versions"]["text"]
@@ -693,6 +792,7 @@ def test_doctor_tries_out_every_card(sublet: Shell, rig: Rig, tmp_path: Path) ->
     text = report.read_text()
     assert all(rig.card(index).name in text for index in range(4))
     assert str(Path.home()) + "/" not in text
+    assert not any(secret in text for secret in secrets.values())
     again = sublet("doctor", "--gpu", "--report", str(report))
     assert again.status == 2, again
     assert report.read_text() == text, "a file that is there is not written over"

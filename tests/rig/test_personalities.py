@@ -216,10 +216,10 @@ def test_an_mps_server_is_no_stranger_on_its_card(new_rig: NewRig) -> None:
 
 def test_a_program_of_others_stays_on_its_card_where_the_operator_says_so(new_rig: NewRig) -> None:
     rig = new_rig(WORKSTATION)
-    rig.draws(0, GIB, os.getpid()).list = 0  # it computes
+    rig.draws(1, GIB, os.getpid()).list = 0  # it computes
     lent = ("--since", str(2**62))
-    assert f"process {os.getpid()}" in cleaned(rig, rig.card(0).name, *lent)["left"]
-    found = cleaned(rig, rig.card(0).name, *lent, "--beside", "1")
+    assert f"process {os.getpid()}" in cleaned(rig, rig.card(1).name, *lent)["left"]
+    found = cleaned(rig, rig.card(1).name, *lent, "--beside", "1")
     assert (found["left"], found["failed"]) == ("", "")
     assert found["scrubbed_bytes"] > 22 * GIB
 
@@ -228,12 +228,13 @@ def test_a_program_of_others_stays_on_its_card_where_the_operator_says_so(new_ri
 def test_a_desktop_keeps_nobody_from_its_card(new_rig: NewRig, is_told: bool) -> None:
     """Where the driver did not tell how much it has, the card could never be had, and never came clean."""
     rig = new_rig(WORKSTATION)
-    rig.draws(0, 640 * MIB, os.getpid(), is_told=is_told)
+    for row in rig.desktop:
+        row.untold = not is_told
     _, _, others = run_on(rig, FIRST_DAY)
     amount, blocks, detail = others[0]
     assert amount >= 576 * MIB
     assert not blocks
-    assert f"process {os.getpid()}" in detail
+    assert f"process {rig.desktop[0].pid} (Xorg)" in detail
     found = cleaned(rig, rig.card(0).name, "--since", str(2**62))
     assert (found["left"], found["failed"]) == ("", "")
     assert found["scrubbed_bytes"] > 22 * GIB

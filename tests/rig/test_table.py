@@ -28,7 +28,7 @@ def test_the_table_in_the_docs_names_all_faults_and_tests_that_exist() -> None:
             assert found, f"{number}: there is no {name} in a {module}.py"
 
 
-GUESS = re.compile(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+GUESS = re.compile(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
 def test_what_is_guessed_is_listed_beside_what_is_supported() -> None:
@@ -44,6 +44,6 @@ def test_what_is_guessed_is_listed_beside_what_is_supported() -> None:
 
 
 def shown(line: Line) -> str:
-    if line.field in ("context", "idle", "reserved"):
+    if line.field in ("context", "idle", "reserved", "Xorg", "gnome-shell"):
         return f"{line.value // MIB}MiB"
     return line.value.decode() if isinstance(line.value, bytes) else str(line.value)

@@ -1,4 +1,4 @@
-"""A whole office on a workstation: a desktop draws on one card, and the other one lets no program in."""
+"""A whole office on a workstation: Xorg and a compositor draw on one card, and the other one lets no program in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_workstation.py")]
 
-DESKTOP: Final = 640 * MIB
+DESKTOP: Final = sum(line.value for line in WORKSTATION.desktop)
 PROHIBITED: Final = 2
 COMPUTES: Final = 0
 """The list of NVML that such a process is in."""
@@ -40,7 +40,6 @@ SLOW_MS: Final = 500
 @pytest.fixture(scope="module")
 def rig(rig_place: Path) -> Iterator[Rig]:
     with forking_rig(rig_place, WORKSTATION) as made:
-        made.draws(0, DESKTOP, os.getpid())
         made.card(1).compute_mode = PROHIBITED
         yield made
 
