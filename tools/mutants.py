@@ -93,8 +93,8 @@ DRIVERS: Final = (
 )
 """What stands between the cores and the machine; the simulation has other code in its place."""
 
-CORES: Final = ("lease/*.py", "office/*.py")
-"""What decides; of these two rooms all that is no driver."""
+CORES: Final = ("lease/*.py", "office/*.py", "node/*/core.py")
+"""What decides; of the first two rooms all that is no driver."""
 
 LEFT_ALONE: Final = ("lease/drawing.py", "office/api/openapi.py", "*/__init__.py", "*/__main__.py")
 """Documentation made from tables, and what only names others."""

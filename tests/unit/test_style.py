@@ -19,8 +19,8 @@ pytestmark = LOOKS_AT_SOURCE
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = {file.name: file for file in source_files()}
 
-PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "office/*")
-"""Rooms that decide. They are handed the time, chance and everything they know."""
+PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "office/*", "node/*/core.py")
+"""Rooms and modules that decide. They are handed the time, chance and everything they know."""
 
 EDGES: Final[dict[str, str]] = {
     "office/driver.py": "carries the ledger's effects out, on the clock it was given",

@@ -1,9 +1,7 @@
 """The agent of a real machine: it knows the hardware and carries the office's orders to the supervisor.
 
-The rules are kept over there (``lease.node`` in the supervisor's process), since they must hold when the office is
-down. Here orders are gathered within a turn of the office's loop and sent as one message; reports come back in
-batches. When the supervisor is gone, so are its guests: another is started, told of nothing, and the office, which sees
-the node come up anew, sends its grants again.
+What is ordered, heard and tried again is decided by ``core``, which the simulation runs too. Here are its connection,
+its clock and its tasks. When the supervisor is gone, so are its guests, and another is started.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ import fcntl
 import logging
 import socket
 import sys
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from sublet.background import Guard, count, end_process, is_shortage, start_task
-from sublet.errors import Disconnected, InvalidRequest, OfficeElsewhere, SubletError, Unauthorized, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
+from sublet.node.agent.core import AgentCore, LinkLoss, away
 from sublet.node.agent.port import ReportSink
 from sublet.values import NS_PER_S, NodeId, TenantId
 from sublet.wire.caps import LeaseCaps
@@ -37,7 +35,6 @@ from sublet.wire.guests import (
     ListTroubles,
     OfficeCall,
     OfficeReply,
-    Orders,
     Processes,
     Quit,
     Reports,
@@ -46,13 +43,10 @@ from sublet.wire.guests import (
 )
 from sublet.wire.link import Link
 from sublet.wire.link_events import CallRefused, Event, Happening, Over, PeerHello, Replied
-from sublet.wire.orders import End, Inventory, Order, RemoveVolume, Report, Verify
+from sublet.wire.orders import Inventory, Order
 from sublet.wire.sockets import receive_some, send_some
 
 _log = logging.getLogger("sublet.node.agent")
-
-AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
-"""Pauses before another supervisor is started, if one ends or will not start."""
 
 CONFIGURE_S: Final = 30.0
 """How long a supervisor may take to answer who it is."""
@@ -64,8 +58,6 @@ ASK_S: Final = 30.0
 CUT_AGAIN_S: Final = 1.0
 SHORT_PAUSE_S: Final = 0.2
 """After the socket could not be read for want of memory."""
-ORDERS_MAX: Final = 256
-"""In one message."""
 
 Connect = Callable[[], Awaitable[socket.socket]]
 """Finds the supervisor of this office, or starts one; a connected, non-blocking socket."""
@@ -98,33 +90,21 @@ class SupervisedAgent:
         self._offered = offered
         self._caps = caps or LeaseCaps()
         self._office = office
-        self._incarnation = incarnation
         self._connect = connect
-        self._sink = report
         self._on_new_supervisor = on_new_supervisor
         self._die = die
         self._generations = generations
         self._reading = Guard("supervisor_link")
         self._writing_short = Guard("supervisor_link")
-        self._out: OrderedDict[Hashable, Order] = OrderedDict()
-        """Orders that are still to be sent, each by what a later one of its kind takes the place of: the office repeats
-        what is not confirmed, and a supervisor that stands still for an hour must not fill the memory."""
-        self._early: list[Report] | None = []
-        """What was reported before the office could listen."""
+        self._core = AgentCore(report=report, incarnation=incarnation)
         self._link: Link | None = None
         self._sock: socket.socket | None = None
         self._writing = False
-        self._is_joined = False
-        self._has_grants = False
-        """Whether the grants that live were handed in for this supervisor."""
         self._is_told = asyncio.Event()
-        """Whether the supervisor knows which leases live: the grants are on their way to it."""
+        """Holders wait for it: set when the supervisor knows which leases live, cleared when another is joined."""
         self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._revoked: dict[TenantId, int] = {}
-        """How often the rights of a tenant have changed."""
         self._again: asyncio.Task[None] | None = None
         self._cutting: set[asyncio.Task[None]] = set()
-        self._closed = False
         self._watchdog = Watchdog()
         self._turning = Guard("supervisor_turns")
         self._pid = 0
@@ -140,46 +120,42 @@ class SupervisedAgent:
         return self._inventory if self._offered is None else self._offered()
 
     def send(self, order: Order, *, incarnation: int | None = None) -> None:
-        parts = order.parts if isinstance(order, End | Verify | RemoveVolume) else ()
-        self._out[type(order), order.lease, order.epoch, parts] = order
+        self._core.send(order)
 
     def tick(self, now_ns: int) -> int | None:
         """The office's turn is over: what it ordered goes out. The supervisor keeps its own time; whether it still
         does is asked once a second."""
-        if self._is_joined:
+        self._core.turn_over()
+        if self._core.is_joined:
             self._watch(now_ns)
             self._push()
-            if self._has_grants:
+            if self._core.is_told:
                 self._is_told.set()
-        else:
-            self._out.clear()  # a new supervisor receives everything that is live
         return None
 
     # ---- life ----
 
     async def start(self) -> None:
         """Find or start the supervisor, and take over what runs."""
-        for pause_s in AGAIN_S[:-1]:
+        while True:
             try:
                 await self._join()
-                break
-            except OfficeElsewhere:  # it will not end for us
-                raise
-            except (Disconnected, OSError, TimeoutError):  # it was just about to end
+            except (Disconnected, OSError) as error:
+                pause_s = self._core.pause_s(error)
+                if pause_s is None:
+                    raise
                 self._drop()
                 await asyncio.sleep(pause_s)
-        else:
-            await self._join()
+            else:
+                return
 
     def listen(self) -> None:
         """The office knows the machine by now, and hears what is reported."""
-        early, self._early = self._early, None
-        for report in early or ():
-            self._sink(report)
+        self._core.listen()
 
     async def close(self, *, now: bool = False) -> None:
         """The office ends. The supervisor stays for as long as anything lives; with ``now`` it ends at once."""
-        self._closed = True
+        self._core.close()
         for task in (self._again, *self._cutting):
             if task is not None:
                 task.cancel()
@@ -191,7 +167,7 @@ class SupervisedAgent:
     async def ask(self, asked: OfficeCall, fds: tuple[int, ...] = ()) -> OfficeReply:
         """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
         if self._link is None:
-            raise _away()
+            raise away()
         link = self._link
         call = link.call(dumps(asked), fds)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -268,19 +244,12 @@ class SupervisedAgent:
         connection that was checked before the tenant's rights changed, and would come only after the tenant's other
         connections were cut, is refused.
         """
-        rights = self._rights_changed(front)
+        rights = self._core.rights(front)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_told.wait(), TOLD_S)
-        if self._link is None or not self._is_told.is_set():  # it may have been replaced while this task was to go on
-            raise _away()
-        if self._rights_changed(front) != rights:
-            raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
+        self._core.check_admission(front, rights)
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
-
-    def _rights_changed(self, front: Front) -> tuple[int, int]:
-        """How often the rights by which it comes have changed."""
-        return self._revoked.get(front.tenant, 0), self._revoked.get(TenantId(front.actor), 0)
 
     async def set_caps(self, caps: LeaseCaps) -> None:
         """Leases that begin from now on have these caps, and all guests together have theirs. The supervisor is told as
@@ -288,10 +257,9 @@ class SupervisedAgent:
         if caps == self._caps:
             return
         self._caps = caps
-        if not self._is_joined:  # the next one is told when it is joined
+        if not self._core.is_joined:  # the next one is told when it is joined
             return
         self._drop()
-        self._is_joined = False
         self._is_told.clear()
         self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
         done, _ = await asyncio.wait((self._again,), timeout=CONFIGURE_S)
@@ -305,7 +273,7 @@ class SupervisedAgent:
         """The rights of a tenant have changed: no connection that was checked before is admitted, and open connections
         of older generations are cut. This is repeated until a supervisor answers; an office that ends before that
         repeats it when it is back."""
-        self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
+        self._core.cut_off(tenant)
         self._cut({tenant: generation})
 
     def _cut(self, generations: Mapping[TenantId, int]) -> None:
@@ -330,7 +298,7 @@ class SupervisedAgent:
     # ---- the connection ----
 
     async def _join(self) -> None:
-        had_one, self._is_joined, self._has_grants = self.supervisor is not None, False, False
+        self._core.joining()
         self._is_told.clear()
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
@@ -343,24 +311,25 @@ class SupervisedAgent:
             self._drop()
             raise _of_another_version(pid, error) from error
         assert isinstance(configured, Configured)
-        self.supervisor, self._is_joined, self._pid = configured, True, pid
-        if not configured.is_new and (generations := self._generations()):
-            self._cut(generations)
-        if had_one:
+        self.supervisor, self._pid = configured, pid
+        joined = self._core.configured(configured, self._generations)
+        if joined.revoke:
+            self._cut(joined.revoke)
+        if joined.is_successor:
             await self._on_new_supervisor()
-        if self._sock is sock:  # else it has ended meanwhile, and another is being joined
-            self._has_grants = True
-            if had_one:
-                self.tick(0)
+        if self._core.grants_sent(joined) and joined.is_successor:
+            self.tick(0)
 
     async def _join_again(self) -> None:
-        for pause_s in (*AGAIN_S, *[AGAIN_S[-1]] * 1_000_000):
+        pause_s = self._core.pause_s()
+        while pause_s is not None:
             await asyncio.sleep(pause_s)
             try:
                 await self._join()
             except (SubletError, OSError, MemoryError) as error:
                 _log.error("the supervisor could not be started: %s", error)
                 self._drop()
+                pause_s = self._core.pause_s(error)
             else:
                 return
 
@@ -403,8 +372,7 @@ class SupervisedAgent:
     def _heard(self, happening: Happening) -> None:
         match happening:
             case Event():
-                for report in loads(Reports, happening.body).reports:
-                    (self._sink if self._early is None else self._early.append)(report)
+                self._core.heard(loads(Reports, happening.body).reports)
             case Replied():
                 close_all(happening.fds)
                 self._answered(happening.call, happening.body)
@@ -426,12 +394,12 @@ class SupervisedAgent:
 
     def _lost(self, over: Over) -> None:
         """The supervisor ended, or another office took over. While it is being joined, the joining task finds out."""
-        if self._closed or not self._is_joined:
+        loss = self._core.lost(over.error)
+        if loss is LinkLoss.WHILE_JOINING:
             self._drop(over.error if isinstance(over.error, InvalidRequest) else None)
             return
         self._drop()
-        self._is_joined = False
-        if isinstance(over.error, Unauthorized):
+        if loss is LinkLoss.REPLACED:
             _log.error("the supervisor hung up: %s", over.error)
             return
         if over.error is None or isinstance(over.error, Disconnected):
@@ -447,6 +415,7 @@ class SupervisedAgent:
             loop.remove_writer(self._sock.fileno())
             self._sock.close()
         self._sock = self._link = None
+        self._core.dropped()
         self._watchdog.gone()
         self._turning.passed()
         self._writing = False
@@ -478,9 +447,11 @@ class SupervisedAgent:
     def _push(self) -> None:
         """What was ordered, in messages of a size that is taken, and no faster than they are."""
         self._send()
-        while self._out and self._is_joined and self._link is not None and not self._link.has_output:
-            batch = tuple(self._out.popitem(last=False)[1] for _ in range(min(len(self._out), ORDERS_MAX)))
-            self._link.event(dumps(Orders(orders=batch, incarnation=self._incarnation())))
+        while self._link is not None and not self._link.has_output:
+            message = self._core.next_message()
+            if message is None:
+                return
+            self._link.event(dumps(message))
             self._send()
 
 
@@ -491,10 +462,6 @@ def _of_another_version(pid: int, error: InvalidRequest) -> Unsupported:
         do="Its guests go on to their deadlines. Before this version can begin they must end: `sublet down --now` "
         f"of that one, or `kill -9 {pid}`, which ends them too. Then start again.",
     )
-
-
-def _away() -> Disconnected:
-    return Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")
 
 
 # ---- Whether the supervisor still turns: it is asked a question every second, and has some time to answer. Pure

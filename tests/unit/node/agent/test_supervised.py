@@ -15,6 +15,7 @@ from sublet import background
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
 from sublet.lease_end import EndReason
 from sublet.node.agent import supervised
+from sublet.node.agent.core import ORDERS_MAX
 from sublet.node.agent.supervised import SILENT_NS, SupervisedAgent
 from sublet.values import NS_PER_S, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
@@ -224,7 +225,7 @@ def test_one_that_does_not_know_what_it_is_told_is_told_as_that(monkeypatch: pyt
 
 def test_a_burst_of_orders_arrives_whole_in_order_and_in_messages_of_a_bounded_size() -> None:
     """After an outage thousands come at once, and a message has a greatest size."""
-    count = 3 * supervised.ORDERS_MAX + 7
+    count = 3 * ORDERS_MAX + 7
     ordered = [
         RemoveVolume(
             lease=LeaseId(f"l-{n}"),
@@ -244,7 +245,7 @@ def test_a_burst_of_orders_arrives_whole_in_order_and_in_messages_of_a_bounded_s
             while sum(len(batch) for batch in supervisors.ordered) < count:  # noqa: ASYNC110 - over a socket
                 await asyncio.sleep(0.001)
         assert [order for batch in supervisors.ordered for order in batch] == ordered
-        assert max(len(batch) for batch in supervisors.ordered) <= supervised.ORDERS_MAX
+        assert max(len(batch) for batch in supervisors.ordered) <= ORDERS_MAX
 
     played(play)
 
@@ -543,7 +544,7 @@ def test_an_order_that_is_repeated_to_a_supervisor_that_stands_still_waits_once(
                 agent.send(order)
             agent.tick(0)
         supervisors.is_reading = True
-        await until(lambda: not agent._out)
+        await until(lambda: not agent._core.has_orders)
         await agent.ask(ListProcesses())  # is read behind all orders
         came_in = sum(len(batch) for batch in supervisors.ordered)
         assert came_in < 3 * len(sent), "all of what was said, and little of it twice"

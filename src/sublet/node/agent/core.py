@@ -1,0 +1,188 @@
+"""Decides what an office's agent does with the supervisor of its machine, without I/O.
+
+It says which orders go out and in which messages, when reports may be heard, who may be admitted, and what follows when
+a supervisor came, was lost or does not start. The runner (``supervised``, or a simulated office) has the connection and
+the clock: it tells what happened, and does what is returned. The rules of leases are kept over there (``lease.node`` in
+the supervisor's process), since they must hold when the office is down.
+
+A supervisor that is gone is replaced. The new one is told of nothing until the office has seen the node come up anew
+and has sent its grants again: an older order beside them would be one too many.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from sublet.errors import Disconnected, OfficeElsewhere, SubletError, Unauthorized
+from sublet.lazy_dataclass import dataclass
+from sublet.node.agent.port import ReportSink
+from sublet.values import TenantId
+from sublet.wire.guests import Configured, Front, Orders
+from sublet.wire.orders import End, Order, RemoveVolume, Report, Verify
+
+AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
+"""Pauses before another supervisor is started, if one ends or will not start."""
+ORDERS_MAX: Final = 256
+"""In one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What follows once a supervisor has said who it is. When it is done, ``grants_sent`` is called with this."""
+
+    is_successor: bool
+    """Another one was there before: the office is told that the node came up, and sends all grants that live."""
+    revoke: Mapping[TenantId, int]
+    """Connections of these tenants under older rights are to be cut: an office may have ended before it did that."""
+
+
+class LinkLoss(Enum):
+    """What follows when the connection is over."""
+
+    WHILE_JOINING = "while joining"
+    """The attempt to join has failed, or the office ends."""
+    REPLACED = "replaced"
+    """Another office took over. Both would go on to push each other out, so it is not joined again."""
+    JOIN_AGAIN = "join again"
+    """Without a supervisor nothing would ever be granted again, whatever it hung up for."""
+
+
+class AgentCore:
+    """One office's agent, and what it knows of its supervisor."""
+
+    def __init__(self, *, report: ReportSink, incarnation: Callable[[], int]) -> None:
+        self.is_joined = False
+        """Whether a supervisor has said who it is, and is still there."""
+        self.is_told = False
+        """Whether that supervisor knows which leases live: the grants are on their way to it."""
+        self._sink = report
+        self._incarnation = incarnation
+        self._out: OrderedDict[Hashable, Order] = OrderedDict()
+        """Orders that are still to be sent, each by what a later one of its kind takes the place of: the office repeats
+        what is not confirmed, and a supervisor that stands still for an hour must not fill the memory."""
+        self._early: list[Report] | None = []
+        """What was reported before the office could listen."""
+        self._joined: Joined | None = None
+        """The present supervisor, until the connection is over."""
+        self._had_one = False
+        self._has_grants = False
+        """Whether the grants that live were handed in for this supervisor."""
+        self._tries = 0
+        """Attempts to join that have failed in a row."""
+        self._revoked: dict[TenantId, int] = {}
+        """How often the rights of a tenant have changed."""
+        self._closed = False
+
+    # ---- orders and reports ----
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether orders are still to be sent."""
+        return bool(self._out)
+
+    def send(self, order: Order) -> None:
+        """With the next messages, unless another order takes its place before."""
+        parts = order.parts if isinstance(order, End | Verify | RemoveVolume) else ()
+        self._out[type(order), order.lease, order.epoch, parts] = order
+
+    def turn_over(self) -> None:
+        """The office has ordered what it had to: that may go out, if there is a supervisor."""
+        if not self.is_joined:
+            self._out.clear()  # a new supervisor receives everything that is live
+        elif self._has_grants:
+            self.is_told = True
+
+    def next_message(self) -> Orders | None:
+        """The next orders to send, as many as one message takes. To be asked for when the connection takes more."""
+        if not self.is_joined or not self._out:
+            return None
+        batch = tuple(self._out.popitem(last=False)[1] for _ in range(min(len(self._out), ORDERS_MAX)))
+        return Orders(orders=batch, incarnation=self._incarnation())
+
+    def heard(self, reports: Iterable[Report]) -> None:
+        """The supervisor reports; the office hears of it as soon as it listens."""
+        for report in reports:
+            (self._sink if self._early is None else self._early.append)(report)
+
+    def listen(self) -> None:
+        """The office knows the machine by now, and hears what is reported."""
+        early, self._early = self._early, None
+        for report in early or ():
+            self._sink(report)
+
+    # ---- the connection ----
+
+    def joining(self) -> None:
+        """A supervisor is looked for, and will be asked who it is."""
+        self.dropped()
+
+    def configured(self, configured: Configured, generations: Callable[[], Mapping[TenantId, int]] = dict) -> Joined:
+        """It has said who it is. ``generations``: of the rights of tenants, where they ever changed."""
+        had_one, self._had_one = self._had_one, True
+        self.is_joined, self._tries = True, 0
+        self._joined = Joined(is_successor=had_one, revoke={} if configured.is_new else generations())
+        return self._joined
+
+    def grants_sent(self, joined: Joined) -> bool:
+        """The office has handed in the grants that live, if ``joined`` is a successor. Whether it is still there: else
+        another is being joined, and will get them."""
+        if joined is not self._joined:
+            return False
+        self._has_grants = True
+        return True
+
+    def dropped(self) -> None:
+        """There is no connection any more: it was given up here."""
+        self.is_joined = self.is_told = self._has_grants = False
+        self._joined = None
+
+    def lost(self, error: SubletError | None) -> LinkLoss:
+        """The connection is over: the supervisor ended, or hung up with this error."""
+        was_joined = self.is_joined
+        self.dropped()
+        if self._closed or not was_joined:
+            return LinkLoss.WHILE_JOINING
+        return LinkLoss.REPLACED if isinstance(error, Unauthorized) else LinkLoss.JOIN_AGAIN
+
+    def pause_s(self, error: BaseException | None = None) -> float | None:
+        """How long to wait before the next attempt to join, after this error of the last one; None: there is none, and
+        the office ends with the error. An office that starts soon says why it cannot; one that runs goes on trying."""
+        if not self._had_one:
+            is_ending = isinstance(error, Disconnected | OSError) and not isinstance(error, OfficeElsewhere)
+            may = is_ending and self._tries < len(AGAIN_S) - 1  # one that was just about to end; one elsewhere will not
+        else:
+            may = error is None or isinstance(error, SubletError | OSError | MemoryError)
+        if not may:
+            return None
+        pause_s = AGAIN_S[min(self._tries, len(AGAIN_S) - 1)]
+        self._tries += 1
+        return pause_s
+
+    def close(self) -> None:
+        """The office ends."""
+        self._closed = True
+
+    # ---- holders ----
+
+    def cut_off(self, tenant: TenantId) -> None:
+        """The rights of a tenant have changed: no connection that was checked before is admitted."""
+        self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
+
+    def rights(self, front: Front) -> tuple[int, int]:
+        """How often the rights by which it comes have changed."""
+        return self._revoked.get(front.tenant, 0), self._revoked.get(TenantId(front.actor), 0)
+
+    def check_admission(self, front: Front, rights: tuple[int, int]) -> None:
+        """Raises unless the supervisor would know the holder's lease, and its rights are still those of ``rights``."""
+        if not self.is_told:  # it may have been replaced while this holder waited
+            raise away()
+        if self.rights(front) != rights:
+            raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
+
+
+def away() -> Disconnected:
+    """What is answered while there is no supervisor."""
+    return Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")
