@@ -20,8 +20,9 @@ import pytest
 
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, QuotaExceeded, StaleEpoch
 from sublet.lease_end import EndReason
+from sublet.node.supervisor.core import REPORTS_MAX
 from sublet.node.supervisor.holder_link import OPERATIONS
-from sublet.node.supervisor.service import REPORTS_MAX, SOCKET_NAME
+from sublet.node.supervisor.service import SOCKET_NAME
 from sublet.values import (
     Epoch,
     Exclusivity,

@@ -1,4 +1,4 @@
-"""The supervisor itself: puts its parts together and runs its loop.
+"""The supervisor itself: puts its parts together and runs its loop. ``core`` decides what it does for its office.
 
 It lives as long as anything it must look after: an office, a live lease, a guest, a teardown. No guest outlives
 it, and that relies on no promise: guests are sent SIGKILL by the kernel, and what they started is found and ended by
@@ -37,6 +37,7 @@ from sublet.node.processes.tree import ProcessSnapshot, Trees
 from sublet.node.processes.zygotes import Zygotes
 from sublet.node.storage.store import StoredFolder
 from sublet.node.storage.stores import Stores
+from sublet.node.supervisor.core import SupervisorCore
 from sublet.node.supervisor.guarded_hardware import GuardedHardware
 from sublet.node.supervisor.holder_link import HolderLink
 from sublet.node.supervisor.locks import AGAIN_NS, Claims, DeviceLocks
@@ -59,14 +60,13 @@ from sublet.wire.guests import (
     Orders,
     Processes,
     Quit,
-    Reports,
     Revoke,
     TroubleNote,
     Troubles,
 )
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.link_events import PeerHello
-from sublet.wire.orders import End, Report, Saved
+from sublet.wire.orders import Inventory, Saved
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of
 
@@ -76,13 +76,9 @@ BEAT_S: Final = 1.0
 QUIT_NS: Final = 5 * NS_PER_S
 """How long guests may take to be ended when it is told to end at once."""
 QUIT_LOOK_S: Final = 0.05
-REPORTS_MAX: Final = 256
-"""In one message: thousands of leases may end at the same moment."""
 HOLDERS_MAX: Final = 2048
 """Connections of holders; each takes a descriptor, of which the guests need most."""
 HOLDERS_PER_TENANT_MAX: Final = 1024
-ALONE_S: Final = 60.0
-"""So long it waits for an office while nothing is left to look after."""
 
 
 class Supervisor:
@@ -103,8 +99,13 @@ class Supervisor:
         self.settings = settings
         self.loop = zygotes.loop
         self.clock = clock = self.loop.clock
-        self.node: Node | None = None
         self._started_ns = clock.now_ns()
+        self._core = SupervisorCore(
+            make_law=self._make_law,
+            arm=self._arm,
+            now_ns=self._started_ns,
+            on_said=self._said,
+        )
         self._groups = Groups.probe(settings.office)
         self._notes = GuestRecords(os.path.join(settings.runtime, "notes"))
         self._procs = Procs()
@@ -146,15 +147,9 @@ class Supervisor:
         self.guests.room.guests_max, self.guests.room.why = self._allowed.guests, self._allowed.why
         self._claims = Claims(DeviceLocks(settings.state))
         self._claim_again_ns = 0
-        self._office: OfficeLink | None = None
         self._holders: set[HolderLink] = set()
         self.unread = OutputBudget()
-        self._reports: list[Report] = []
-        self._gone: set[LeaseId] = set()
-        """Leases with guests that are gone since the last turn."""
         self._timer: Timer | None = None
-        self._alone_since_ns = self._started_ns
-        self._may_quit = False
         self._predecessor = Predecessor(
             procs=self._procs,
             groups=self._groups,
@@ -195,7 +190,15 @@ class Supervisor:
         )
         self._memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
 
+    @property
+    def node(self) -> Node | None:
+        """The law; None until the first office has said what this machine has."""
+        return self._core.law
+
     # ---- what parts tell parts that are made after them ----
+
+    def _said(self) -> None:
+        self.guests.priority.back()
 
     def _store_leaves(self, store: StoredFolder) -> None:
         self._desk.publishing.left(store)
@@ -240,9 +243,7 @@ class Supervisor:
         OfficeLink(self.loop, sock, self, self._office_gone)
 
     def _office_gone(self, link: OfficeLink) -> None:
-        if self._office is link:
-            self._office = None
-            self._alone_since_ns = self.loop.now_ns()
+        self._core.office_gone(link, self.loop.now_ns())
 
     def _beat(self) -> None:
         """Whatever of it fails, the rest is done, and it comes again."""
@@ -286,24 +287,20 @@ class Supervisor:
         if now_ns >= self._claim_again_ns:
             self._claim_again_ns = now_ns + AGAIN_NS
             self._safely(self._refresh)
-            self._reports += self._claims.again()
-            self._say()
+            self._core.report(*self._claims.again())
+            self._core.say()
 
     def _stop_if_idle(self) -> None:
         if not self._is_needed(self.loop.now_ns()):
             self.loop.stop()
 
     def _is_needed(self, now_ns: int) -> bool:
-        if any(True for _ in self.guests.of(None)):
-            return True
-        at = (os.path.join(self.settings.runtime, SOCKET_NAME), self.settings.state)
-        if self._office is None and not all(map(os.path.lexists, at)):
-            return False  # the folder was removed, or moved: no office can ever come, and nothing runs
-        if self.node is not None and (len(self.node.fence) or self.node.teardowns()):
-            return True
-        if self._may_quit:
-            return False
-        return self._office is not None or now_ns - self._alone_since_ns < ALONE_S * NS_PER_S
+        at = (os.path.join(self.settings.runtime, SOCKET_NAME), self.settings.state)  # else it was removed, or moved
+        return self._core.is_needed(
+            now_ns,
+            has_guests=any(True for _ in self.guests.of(None)),
+            can_be_found=all(map(os.path.lexists, at)),
+        )
 
     # ---- for the office ----
 
@@ -313,23 +310,12 @@ class Supervisor:
                 f"this is the supervisor of office {self.settings.office}, not of {asked.office}",
                 do="Stop it with `sublet down`, or use another SUBLET_HOME.",
             )
-        is_new = self.node is None
         self._cap(asked.caps)
-        if self.node is None:
-            left = self._predecessor.leftovers(asked.inventory.devices)
-            for card, since_ns in self._predecessor.cards_since().items():
-                self.premises.cards.was_lent(card, since_ns)
-            self.premises.left = [*left, *self._launch.stores.leftovers()]
-            self.node = Node(asked.inventory, GuardedHardware(self.premises, self._mistaken), report=self._report)
-        else:
-            self.node.inventory_changed(asked.inventory)
-        self.node.resend_reports(self.loop.now_ns())
-        if self._office is not None:
-            self._office.cut(Unauthorized("another office of the same home took over"))
-        self._office, self._may_quit = link, False
-        self._reports += self._claims.configure(asked.inventory)
+        is_new = self._core.configure(link, asked.inventory, self.loop.now_ns())
+        self._core.report(*self._claims.configure(asked.inventory))
         self._launch.card_nodes = {device.id: device.nodes for device in asked.inventory.devices if device.nodes}
         self._step()
+        assert self.node is not None
         return Configured(
             pid=os.getpid(),
             version=self.settings.version,
@@ -342,6 +328,14 @@ class Supervisor:
             ),
             is_new=is_new,
         )
+
+    def _make_law(self, inventory: Inventory) -> Node:
+        """Over what a dead supervisor left."""
+        left = self._predecessor.leftovers(inventory.devices)
+        for card, since_ns in self._predecessor.cards_since().items():
+            self.premises.cards.was_lent(card, since_ns)
+        self.premises.left = [*left, *self._launch.stores.leftovers()]
+        return Node(inventory, GuardedHardware(self.premises, self._mistaken), report=self._core.report)
 
     def _check_live(self, lease: LeaseId, epoch: Epoch) -> None:
         """Raises unless the lease lives under this epoch."""
@@ -360,17 +354,10 @@ class Supervisor:
         self._groups.cap_office(limits)  # `sublet doctor` says what cannot be capped here
 
     def obey(self, orders: Orders) -> None:
-        if self.node is None:
-            return
-        now_ns = self.loop.now_ns()
-        for order in orders.orders:
-            self.node.send(order, now_ns=now_ns, incarnation=orders.incarnation)
-        if not any(isinstance(order, End) for order in orders.orders):
-            self._say(at_once=True)  # a holder waits to hear that its lease is held; the rest of the turn can wait
-        self._step()
+        self._core.obey(orders, self.loop.now_ns())
 
     def are_leaving(self) -> bool:
-        return bool(self._gone or self.guests.leaving)
+        return self._core.has_gone or bool(self.guests.leaving)
 
     def admit(self, asked: Admit, fd: int) -> None:
         if self.node is None:
@@ -461,7 +448,7 @@ class Supervisor:
         self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)
 
     def quit(self, asked: Quit) -> None:
-        self._may_quit = True
+        self._core.quit()
         if asked.now:
             self._end_all(self.loop.now_ns() + QUIT_NS)
         self.loop.soon(self._stop_if_idle)
@@ -477,29 +464,17 @@ class Supervisor:
 
     # ---- the law's turn ----
 
-    def _report(self, report: Report) -> None:
-        self._reports.append(report)
-
     def _saved(self, lease: LeaseId, save_ns: int) -> None:
         if self.node is not None:
             self.node.saved(lease, save_ns)
 
     def _guest_gone(self, lease: LeaseId) -> None:
         """Of some that are gone at once all are told in one go."""
-        if not self._gone:
-            self.loop.soon(self._poke)
-        self._gone.add(lease)
-
-    def _poke(self) -> None:
-        gone, self._gone = self._gone, set()
-        if self.node is not None:
-            self._arm(self.node.hardware_changed(self.loop.now_ns(), *gone))
-            self._say()
+        if self._core.guest_gone(lease):
+            self.loop.soon(lambda: self._core.tell_gone(self.loop.now_ns()))
 
     def _step(self) -> None:
-        if self.node is not None:
-            self._arm(self.node.tick(self.loop.now_ns()))
-            self._say()
+        self._core.step(self.loop.now_ns())
 
     def _arm(self, wake_ns: int | None) -> None:
         if self._timer is not None:
@@ -507,15 +482,6 @@ class Supervisor:
             self._timer = None
         if wake_ns is not None:
             self._timer = self.loop.at(wake_ns, self._step)
-
-    def _say(self, *, at_once: bool = False) -> None:
-        if self._reports and self._office is not None:
-            reports, self._reports = self._reports, []
-            for start in range(0, len(reports), REPORTS_MAX):
-                self._office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])), at_once)
-            self.guests.priority.back()
-        elif self._office is None:
-            self._reports.clear()  # what is still true is said again when an office comes
 
     def _cut(self, lease: LeaseId) -> None:
         self._cut_those(None, lease, LeaseNotActive(f"lease {lease} is held by another program now"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,12 +12,12 @@ from sublet.clock import SystemClock
 from sublet.lease_end import EndReason
 from sublet.node.connections import Connection
 from sublet.node.loop import Loop
-from sublet.node.supervisor.service import Supervisor
-from sublet.values import Epoch, LeaseId, TenantId
-from sublet.wire.guests import Orders
+from sublet.node.supervisor.core import SupervisorCore
+from sublet.values import Epoch, LeaseId, NodeId, TenantId
+from sublet.wire.guests import Orders, Reports
 from sublet.wire.link import Link
 from sublet.wire.link_events import Event, PeerHello
-from sublet.wire.orders import End, Extend, Grant
+from sublet.wire.orders import End, Extend, Grant, Held, Order
 from sublet.wire.sockets import receive_some
 from tests.left_open import nothing_left_open
 
@@ -26,27 +25,40 @@ LEASE, EPOCH = LeaseId("l-1"), Epoch(1, 1)
 GRANT = Grant(lease=LEASE, epoch=EPOCH, number=1, tenant=TenantId("t"), parts=(), deadline_ns=1, ttl_ns=1)
 EXTEND = Extend(lease=LEASE, epoch=EPOCH, number=2, deadline_ns=2, ttl_ns=1)
 END = End(lease=LEASE, epoch=EPOCH, number=3, parts=(), reason=EndReason.RELEASED, grace_ns=0)
+HELD = Held(node=NodeId("n"), lease=LEASE, epoch=EPOCH, number=1)
 
 
 @pytest.mark.parametrize(
     ("orders", "done"),
     [
-        ((GRANT,), ["GRANT", "say at once", "step"]),
-        ((GRANT, EXTEND), ["GRANT", "EXTEND", "say at once", "step"]),
+        ((GRANT,), ["GRANT", "said at once: 1", "step", "said: 1"]),
+        ((GRANT, EXTEND), ["GRANT", "EXTEND", "said at once: 2", "step", "said: 1"]),
         # Where something is ended, that it has begun and that it is over are said together.
-        ((END,), ["END", "step"]),
-        ((END, GRANT), ["END", "GRANT", "step"]),
+        ((END,), ["END", "step", "said: 2"]),
+        ((END, GRANT), ["END", "GRANT", "step", "said: 3"]),
     ],
 )
 def test_what_somebody_waits_for_is_said_before_the_rest_of_the_turn(orders: tuple[Any, ...], done: list[str]) -> None:
     told: list[str] = []
-    supervisor = SimpleNamespace(
-        node=SimpleNamespace(send=lambda order, **_: told.append(type(order).__name__.upper())),
-        loop=SimpleNamespace(now_ns=lambda: 0),
-        _say=lambda at_once=False: told.append("say at once" if at_once else "say"),
-        _step=lambda: told.append("step"),
-    )
-    Supervisor.obey(cast("Supervisor", supervisor), Orders(orders=orders, incarnation=1))
+
+    class Law:
+        """Reports one thing for each order, and one in each turn."""
+
+        def send(self, order: Order, **_: object) -> None:
+            told.append(type(order).__name__.upper())
+            core.report(HELD)
+
+        def tick(self, now_ns: int) -> None:
+            told.append("step")
+            core.report(HELD)
+
+    class Office:
+        def report(self, reports: Reports, at_once: bool = False) -> None:
+            told.append(f"said{' at once' if at_once else ''}: {len(reports.reports)}")
+
+    core: SupervisorCore[Any] = SupervisorCore(make_law=lambda _: Law(), arm=lambda _: None, now_ns=0)
+    core.law, core.office = Law(), cast("Any", Office())
+    core.obey(Orders(orders=orders, incarnation=1), 0)
     assert told == done
 
 
