@@ -15,8 +15,8 @@ from sublet import background
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
 from sublet.lease_end import EndReason
 from sublet.node.agent import supervised
-from sublet.node.agent.core import ORDERS_MAX
-from sublet.node.agent.supervised import SILENT_NS, SupervisedAgent
+from sublet.node.agent.core import ORDERS_MAX, SILENT_NS
+from sublet.node.agent.supervised import SupervisedAgent
 from sublet.values import NS_PER_S, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import (

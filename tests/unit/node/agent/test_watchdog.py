@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.node.agent.supervised import EVERY_NS, SILENT_NS, Watchdog
+from sublet.node.agent.core import EVERY_NS, SILENT_NS, Watchdog
 from sublet.values import NS_PER_S
 
 

@@ -10,7 +10,7 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
-from sublet.node.supervisor.office_link import AT_ONCE_MAX, WAITS_MAX, Obeying
+from sublet.node.supervisor.core import AT_ONCE_MAX, WAITS_MAX, Obeying
 from sublet.values import Epoch, LeaseId
 from sublet.wire.guests import Orders
 from sublet.wire.orders import End, Extend, Order
