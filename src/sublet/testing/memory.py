@@ -118,9 +118,17 @@ class MemoryAgent:
 
     def adopted(self, inventory: Inventory) -> None:
         """Another office has come to what runs here, and says what this node has now."""
+        self.inventory_changed(inventory)
+        self.resend_reports(self._clock.now_ns())
+
+    def inventory_changed(self, inventory: Inventory) -> None:
+        """This node has other devices now."""
         self._inventory = inventory
         self._law.inventory_changed(inventory)
-        self._law.resend_reports(self._clock.now_ns())
+
+    def resend_reports(self, now_ns: int) -> None:
+        """An office has come that may not have heard what is still true."""
+        self._law.resend_reports(now_ns)
 
     def _begin(self) -> None:
         self._hardware = PretendedHardware(self.machine, self.faults, self._timings)

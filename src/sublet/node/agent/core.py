@@ -75,6 +75,7 @@ class AgentCore:
         self._revoked: dict[TenantId, int] = {}
         """How often the rights of a tenant have changed."""
         self._closed = False
+        self.watchdog = Watchdog()
 
     # ---- orders and reports ----
 
@@ -138,6 +139,7 @@ class AgentCore:
         """There is no connection any more: it was given up here."""
         self.is_joined = self.is_told = self._has_grants = False
         self._joined = None
+        self.watchdog.gone()
 
     def lost(self, error: SubletError | None) -> LinkLoss:
         """The connection is over: the supervisor ended, or hung up with this error."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sublet.background import Guard, count, end_process, is_shortage, start_task
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
-from sublet.node.agent.core import SILENT_NS, AgentCore, LinkLoss, Watchdog, away
+from sublet.node.agent.core import SILENT_NS, AgentCore, LinkLoss, away
 from sublet.node.agent.port import ReportSink
 from sublet.values import NS_PER_S, NodeId, TenantId
 from sublet.wire.caps import LeaseCaps
@@ -105,7 +105,6 @@ class SupervisedAgent:
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._again: asyncio.Task[None] | None = None
         self._cutting: set[asyncio.Task[None]] = set()
-        self._watchdog = Watchdog()
         self._turning = Guard("supervisor_turns")
         self._pid = 0
         self._ticked_ns = 0
@@ -208,13 +207,13 @@ class SupervisedAgent:
 
     def silent_s(self, now_ns: int) -> float:
         """For how long the supervisor has answered nothing; 0 while it turns."""
-        return self._watchdog.silent_ns(now_ns) / NS_PER_S
+        return self._core.watchdog.silent_ns(now_ns) / NS_PER_S
 
     def _watch(self, now_ns: int) -> None:
         self._ticked_ns = now_ns
-        if self._watchdog.look(now_ns):
+        if self._core.watchdog.look(now_ns):
             _ = start_task("supervisor_turns", self._ask_whether_it_turns)
-        elif self._watchdog.silent_ns(now_ns) and not self._turning.is_failing:
+        elif self._core.watchdog.silent_ns(now_ns) and not self._turning.is_failing:
             error = Disconnected(
                 f"the supervisor (pid {self._pid}) has not answered for {SILENT_NS // NS_PER_S} s: it stands still"
             )
@@ -233,7 +232,7 @@ class SupervisedAgent:
                 continue
             except SubletError:  # a refusal is an answer
                 pass
-            self._watchdog.answered(self._ticked_ns)
+            self._core.watchdog.answered(self._ticked_ns)
             self._turning.passed()
             return
 
@@ -416,7 +415,6 @@ class SupervisedAgent:
             self._sock.close()
         self._sock = self._link = None
         self._core.dropped()
-        self._watchdog.gone()
         self._turning.passed()
         self._writing = False
         answers, self._answers = self._answers, {}

@@ -17,7 +17,6 @@ from typing import Final, Generic, Protocol, TypeVar
 from sublet.errors import SubletError, Unauthorized
 from sublet.lease.fence import FenceTable
 from sublet.lease.teardown import Teardown
-from sublet.node.loop import Loop
 from sublet.values import NS_PER_S, LeaseId
 from sublet.wire.guests import Orders, Reports
 from sublet.wire.orders import End, Inventory, Order, Report
@@ -201,9 +200,15 @@ WAITS_MAX: Final = 6
 class Obeying:
     """What came on one connection and is not done yet."""
 
-    def __init__(self, loop: Loop, obey: Callable[[Orders], None], are_leaving: Callable[[], bool]) -> None:
-        """``are_leaving``: whether there are guests that have left and are still to be handled."""
-        self._loop = loop
+    def __init__(
+        self,
+        soon: Callable[[Callable[[], None]], None],
+        obey: Callable[[Orders], None],
+        are_leaving: Callable[[], bool],
+    ) -> None:
+        """``soon`` calls it in the next turn. ``are_leaving``: whether there are guests that have left and are still to
+        be handled."""
+        self._soon = soon
         self._obey = obey
         self._are_leaving = are_leaving
         self._waiting: deque[tuple[Order, int]] = deque()
@@ -234,7 +239,7 @@ class Obeying:
         finally:
             if self._waiting:
                 self._will_go_on = True
-                self._loop.soon(self._go_on)
+                self._soon(self._go_on)
 
     def _some(self, most: int) -> None:
         """The next, up to where another incarnation of the office speaks."""

@@ -82,7 +82,7 @@ class OfficeLink:
         """Whose orders come here, once the office has said it."""
         self._has_confessed = False
         self._connection = Connection(loop, sock, self._link, self._heard)
-        self._obeying = Obeying(loop.guarded(lambda _: self.cut(mistake())), served.obey, served.are_leaving)
+        self._obeying = Obeying(loop.guarded(lambda _: self.cut(mistake())).soon, served.obey, served.are_leaving)
 
     def report(self, reports: Reports, at_once: bool = False) -> None:
         """Say it; whether it was heard is known by what the office does. It is said in the law's turn, so what cannot

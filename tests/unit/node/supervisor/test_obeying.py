@@ -51,7 +51,7 @@ class Stage:
         self.turns: list[tuple[list[int], int]] = []
         self.leaving = False
         self.loop = loop
-        self.obeying = Obeying(loop, self._obey, lambda: self.leaving)
+        self.obeying = Obeying(loop.soon, self._obey, lambda: self.leaving)
 
     def _obey(self, orders: Orders) -> None:
         self.turns.append(([order.number for order in orders.orders], orders.incarnation))  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def test_an_order_that_fails_is_told_once_and_the_rest_goes_on(loop: Loop) -> No
         done.extend(order.number for order in orders.orders if isinstance(order, End))
 
     is_leaving = SimpleNamespace(now=True)
-    obeying = Obeying(loop.guarded(failed.append), obey, lambda: is_leaving.now)
+    obeying = Obeying(loop.guarded(failed.append).soon, obey, lambda: is_leaving.now)
     obeying.take(Orders(orders=tuple(ends(0, MANY)), incarnation=1))
     is_leaving.now = False
     for _ in range(5):
