@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from sublet.errors import Disconnected, SubletError
+
 if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.world import World
@@ -22,7 +24,7 @@ _Message = tuple[Callable[..., None], tuple[Any, ...]]
 class _Way:
     """One direction."""
 
-    def __init__(self, world: World, target: Process, over: Callable[[], None]) -> None:
+    def __init__(self, world: World, target: Process, over: Callable[..., None]) -> None:
         self._world = world
         self._target = target
         self._over = over
@@ -34,13 +36,14 @@ class _Way:
         if not self._ended:
             self._append(do, args)
 
-    def end(self) -> None:
-        """The writer is gone: some of what is on the way was written out, the rest was not."""
+    def end(self, *said: Any) -> None:
+        """The writer is gone, and ``said`` is its last word: some of what is on the way was written out, the rest was
+        not."""
         if not self._ended:
             keep = int(self._world.random.random() * (len(self._queue) + 1))
             while len(self._queue) > keep:
                 self._queue.pop()
-            self._append(self._over, ())
+            self._append(self._over, said)
             self._ended = True
 
     def cut(self) -> None:
@@ -70,10 +73,10 @@ class LocalLink:
         office: Process,
         supervisor: Process,
         *,
-        office_hears_end: Callable[[LocalLink], None],
+        office_hears_end: Callable[[LocalLink, SubletError | None], None],
         supervisor_hears_end: Callable[[LocalLink], None],
     ) -> None:
-        self._up = _Way(world, office, lambda: office_hears_end(self))
+        self._up = _Way(world, office, lambda error: office_hears_end(self, error))
         self._down = _Way(world, supervisor, lambda: supervisor_hears_end(self))
 
     def to_supervisor(self, do: Callable[..., None], *args: Any) -> None:
@@ -89,12 +92,12 @@ class LocalLink:
         self._up.cut()
         self._down.end()
 
-    def supervisor_ends(self) -> None:
-        """It died, or another office took over."""
+    def supervisor_ends(self, error: SubletError | None = None) -> None:
+        """It died, or hung up with an error: another office took over."""
         self._down.cut()
-        self._up.end()
+        self._up.end(error)
 
     def break_(self) -> None:
         """Both ends live, and the connection is over: one hung up on an error of the other."""
-        self._up.end()
+        self._up.end(Disconnected("the connection broke"))
         self._down.end()

@@ -27,10 +27,10 @@ from tests.simulation.replies import Reply, reply_for
 
 if TYPE_CHECKING:
     from sublet.office.ledger.state import State
+    from tests.simulation.agent import OfficeAgent
     from tests.simulation.disk import Disk
     from tests.simulation.holder import HolderProcess
     from tests.simulation.node import NodeProcess
-    from tests.simulation.thin import ThinAgent
     from tests.simulation.world import World
 
 _S: Final = 1_000_000_000
@@ -50,7 +50,7 @@ class OfficeProcess(Process):
 
     def __init__(self, world: World, name: str, clock: MachineClock, disk: Disk) -> None:
         super().__init__(world, name, clock)
-        self.agent: ThinAgent | None = None
+        self.agent: OfficeAgent | None = None
         """The way to the supervisor of its own machine, where it has one."""
         self.disk = disk
         self.ledger: Ledger | None = None

@@ -23,7 +23,7 @@ class Stage:
             self.world,
             self.office,
             self.supervisor,
-            office_hears_end=lambda _link: self.read.append("office: end"),
+            office_hears_end=lambda _link, _error: self.read.append("office: end"),
             supervisor_hears_end=lambda _link: self.read.append("supervisor: end"),
         )
 
@@ -53,7 +53,7 @@ def test_what_a_dead_office_wrote_is_read_up_to_some_point_and_then_comes_the_en
             stage.world,
             stage.office,
             stage.supervisor,
-            office_hears_end=lambda _link: None,
+            office_hears_end=lambda _link, _error: None,
             supervisor_hears_end=lambda _link: stage.read.append("end"),
         )
         stage.write(range(4))

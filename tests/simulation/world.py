@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sublet.office.ledger import commands as cmd
 from sublet.values import LeaseId, NodeId, TenantId
+from tests.simulation.agent import OfficeAgent
 from tests.simulation.bound import Programs
 from tests.simulation.coverage import Coverage
 from tests.simulation.disk import Disk
@@ -21,7 +22,6 @@ from tests.simulation.process import MachineClock, Process
 from tests.simulation.progress import Progress
 from tests.simulation.scenario import Mode, Scenario, draw
 from tests.simulation.supervisor import SupervisorProcess
-from tests.simulation.thin import ThinAgent
 from tests.simulation.watch import Watch
 
 _S: Final = 1_000_000_000
@@ -69,7 +69,7 @@ class World:
         self.supervisor: SupervisorProcess | None = None
         if plan.embedded:
             self.supervisor = SupervisorProcess(self, self.office_clock, plan.inventories[0])
-            self.office.agent = ThinAgent(self.office, self.supervisor)
+            self.office.agent = OfficeAgent(self.office, self.supervisor)
         self.nodes: list[NodeProcess] = (
             [self.supervisor]
             if self.supervisor is not None
