@@ -8,8 +8,9 @@
 
 A ``World`` is a queue of moments. Around it stand processes with clocks of their own (``process``), a network that
 loses, doubles, delays and cuts (``net``), and a disk that forgets what was not synced (``disk``). The processes run the
-code of the product: ``office`` drives the ``Core`` as the driver does, ``node`` a ``MemoryAgent``, ``holder`` a
-``RenewalManager``. ``watch`` looks on and compares what agents and holders *saw* with what was promised.
+code of the product: ``office`` drives the ``OfficeCore`` as the driver does, ``agent`` and ``supervisor`` the cores of
+these, ``node`` a ``MemoryAgent``, ``holder`` a ``RenewalManager``. ``watch`` looks on and compares what agents and
+holders *saw* with what was promised.
 
 ``scenario`` draws from the seed what there is and what goes wrong; ``faults`` makes it happen; ``coverage`` counts
 which fault met a lease in which state.

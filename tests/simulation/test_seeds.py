@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from sublet.errors import SubletError
+from sublet.node.agent.core import AgentCore, LinkLoss
+from sublet.node.supervisor.core import SupervisorCore
 from sublet.office.ledger import preemption
 from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.scheduler import Schedule
 from tests.simulation import coverage
+from tests.simulation.mutant import Change, in_force
 from tests.simulation.run import CHUNK, MODES, run_many, run_seed
 
 RARE: Final = (214, 172, 445, 62, 50, 216, 103, 393, 74, 184, 180, 373, 246)
@@ -67,6 +71,39 @@ def test_a_scheduler_that_sits_on_its_hands_is_noticed(
     monkeypatch.setattr(part, name, lambda *_, **__: None)
     rules = (failure.rule for seed in range(25) for failure in run_seed(seed, "safety").failures)
     assert rule in rules, "no seed broke it"
+
+
+def _never_joins_again(original: Any) -> Any:
+    def lost(self: AgentCore, error: SubletError | None) -> LinkLoss:
+        loss: LinkLoss = original(self, error)
+        return LinkLoss.REPLACED if loss is LinkLoss.JOIN_AGAIN else loss
+
+    return lost
+
+
+def _forgets_its_table(original: Any) -> Any:
+    def configure(self: SupervisorCore[Any], *asked: Any) -> bool:
+        self.law = None
+        is_new: bool = original(self, *asked)
+        return is_new
+
+    return configure
+
+
+@pytest.mark.parametrize(
+    ("change", "seed", "rule"),
+    [
+        ((AgentCore, "lost", _never_joins_again), 13, "S3"),
+        ((SupervisorCore, "configure", _forgets_its_table), 0, "L4"),
+    ],
+    ids=["a lost supervisor is not replaced", "a takeover empties the supervisor's table"],
+)
+def test_a_mistake_between_an_office_and_its_supervisor_is_noticed(change: Change, seed: int, rule: str) -> None:
+    """The first seed that shows it is given: an office without a supervisor frees nothing, and a new table ends guests
+    whose leases live."""
+    with in_force([change]):
+        failures = run_seed(seed, MODES[seed % len(MODES)]).failures
+    assert [failure.rule for failure in failures] == [rule]
 
 
 def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_noticed(
