@@ -29,7 +29,9 @@ from typing import IO, Any, Final, NamedTuple
 import sublet
 from sublet.cli import main
 from sublet.client import office as starting_offices
+from sublet.errors import SubletError
 from sublet.node.agent import starting as starting_supervisors
+from sublet.wire.program_files import check_program
 from tests.forked import Forked, Order, can_be_shown, fits, fork, listening, name_of, order_for, serve
 
 __all__ = [
@@ -397,9 +399,15 @@ def _end(status: int) -> None:
 
 
 def _load() -> None:
-    """What an office or a studio loads; and any command, its help, or what is said of one that there is not."""
+    """What an office or a studio loads; and any command, its help, or what is said of one that there is not. Files
+    that root's offices look at before they begin have been looked at, too."""
+    import uvicorn.lifespan.off  # noqa: F401
+
+    from sublet.engines import local, start_settings  # noqa: F401
     from sublet.studio import service, web  # noqa: F401
 
+    with contextlib.suppress(SubletError):  # each office says it itself
+        check_program()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         for words in (["no-such-command"], ["run", "--help"]):
             main(words)

@@ -238,8 +238,13 @@ def can_be_shown() -> bool:
 
 def serve_supervisors(orders: int, alive: int) -> None:
     """In an interpreter as supervisors have it. Each fork is one, and ends as an interpreter does."""
+    from sublet.errors import SubletError
     from sublet.node.supervisor import service  # noqa: F401 - what each loads
     from sublet.node.supervisor.__main__ import main
+    from sublet.wire.program_files import check_program
+
+    with contextlib.suppress(SubletError):  # each says it itself
+        check_program()
 
     order = serve(socket.socket(fileno=orders), alive)
     sys.argv = ["-c", *order["argv"][-2:]]
