@@ -216,23 +216,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs {', '.join(missing)}")
 
 
-COLD: Final = ("torch", "warp", "numpy", "matplotlib_inline")
+COLD: Final = ("torch", "warp", "matplotlib_inline")
+COMPUTES_IN_GUESTS: Final = "tests/notebook/"
+"""Where many guests use numpy: their warm interpreter has it, so that not each of them imports it."""
 
 
 def _say_what_stays_cold(item: pytest.Item) -> None:
     """Seconds of a processor in each office that has guests, for what most of these tests never look at: 2 s for torch,
-    0.4 s for figures (a kernel's), 0.1 s for numpy. What is warm for all users is so again where a test needs it, or
-    has the mark ``warm``."""
-    if {"torch", "warp", "gpu"}.intersection(_needs_of(item)):
-        cold: tuple[str, ...] = ()
-    elif mark := item.get_closest_marker("warm"):
-        cold = tuple(name for name in COLD if mark.args and name not in mark.args)
-    else:
-        cold = COLD
-    if cold:
-        os.environ["SUBLET_COLD"] = ",".join(cold)
-    else:
+    0.4 s for figures (in kernels), 0.1 s for numpy. What is warm for all users is so again where a test needs it, or
+    says that it wants an office as its users have it."""
+    if item.get_closest_marker("warm") or {"torch", "warp", "gpu"}.intersection(_needs_of(item)):
         os.environ.pop("SUBLET_COLD", None)
+    else:
+        numpy = [] if item.nodeid.startswith(COMPUTES_IN_GUESTS) else ["numpy"]
+        os.environ["SUBLET_COLD"] = ",".join((*COLD, *numpy))
 
 
 class LeftOut:
