@@ -264,7 +264,7 @@ def test_tenants_that_pay_for_priority_wait_for_less_and_pay(
 def test_a_course_has_its_floor_and_its_labs_reserved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Beside batch jobs that would have all GPUs; and a group that the file has not is refused."""
     jobs, file = tmp_path / "jobs.csv", tmp_path / "policy.toml"
-    jobs.write_text("start,dur,gpus\n" + "".join(f"{n},4,1\n" for n in range(40)))
+    jobs.write_text("start,dur,gpus\n" + "".join(f"{n},4,1\n" for n in range(12)))
     file.write_text(
         "[group.course]\nfloor = 1\n[reservation.lab]\ngroup = 'course'\ngpus = 2\n"
         "when = 'every Tue 10:00-11:00'\nzone = 'Europe/Berlin'\n"
