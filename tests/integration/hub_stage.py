@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,13 +35,24 @@ from sublet.wire.zygote import COLD_VARIABLE
 from tests.integration.office_stage import OfficeStage, office_stage
 from tests.integration.studio_stage import PATIENCE_S, StudioStage, studio_stage
 from tests.light_jupyter import light_environment, python_module
-from tests.security.other_users import enterable, places
+from tests.security.other_users import ROOT, closed_folder, enterable, places
 from tests.traces import WITHOUT_FIGURES, until
 
-__all__ = ["Guest", "HubStage", "Kernel", "hub_stage", "local_users", "until_hub_says"]
+__all__ = [
+    "HUB_NEEDS",
+    "PASSWORD",
+    "Guest",
+    "HubStage",
+    "Kernel",
+    "can_have_hub",
+    "hub_stage",
+    "local_users",
+    "until_hub_says",
+]
 
-ROOT: Final = Path(__file__).parents[2]
 PROXY: Final = ROOT / ".venv" / "hub" / "node_modules" / ".bin" / "configurable-http-proxy"
+HUB_NEEDS: Final = ("setpriv", "unshare", "useradd", "hub")
+"""What a test with a hub is marked to need; besides, root, and a checkout that other users can enter."""
 PASSWORD: Final = "not a secret"
 LOOK_S: Final = 0.5
 CONFIG: Final = """
@@ -72,6 +85,12 @@ c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 from sublet.studio.hub import configure
 configure(c, token_file="{token_file}", studio="{studio}", office="{office}")
 """
+
+
+def can_have_hub() -> bool:
+    """Whether a hub can be started here, whose users are users of the machine."""
+    programs = all(map(shutil.which, (*HUB_NEEDS[:-1], "node"))) and PROXY.exists()
+    return os.geteuid() == 0 and closed_folder(ROOT) is None and programs and find_spec("jupyterhub") is not None
 
 
 @contextlib.contextmanager
@@ -202,12 +221,13 @@ class HubStage:
     def auth(self) -> dict[str, str]:
         return {"authorization": f"token {self.admin}"}
 
-    def start_server(self, user: str, server: str = "") -> None:
-        """Unless it runs already."""
-        where = f"/users/{user}/servers/{server}" if server else f"/users/{user}/server"
-        answer = self.ask("POST", where)
-        assert answer.status_code in (201, 202) or "is already running" in answer.text, answer.text
-        until_hub_says(f"the server of {user}", lambda: self.servers(user).get(server, {}).get("ready"))
+    def start_servers(self, *users: str) -> None:
+        """All at the same time, and those that do not run already."""
+        for user in users:
+            answer = self.ask("POST", f"/users/{user}/server")
+            assert answer.status_code in (201, 202) or "is already running" in answer.text, answer.text
+        for user in users:
+            until_hub_says(f"the server of {user}", lambda user=user: self.servers(user).get("", {}).get("ready"))
 
     def stop_server(self, user: str, server: str = "") -> None:
         where = f"/users/{user}/servers/{server}" if server else f"/users/{user}/server"

@@ -93,7 +93,9 @@ class Visitor(Program):
         people = _MemoryPeople()
         name = self.person.tenant
         people.known[name] = StudioPerson(id="p-1", name=name, tenant=name)
-        settings = SimpleNamespace(hub_recheck_s=RECHECK_S, hub_creates_people=False, hub_teachers={}, cookie_s=86_400)
+        settings = SimpleNamespace(
+            hub_recheck_s=RECHECK_S, hub_answer_s=5, hub_creates_people=False, hub_teachers={}, cookie_s=86_400
+        )
         self._people = people
         studio = cast(Studio, SimpleNamespace(settings=settings, people=people))
         self.hub_people = HubPeople(studio, cast(Hub, self.world.hub), "", now_s=lambda: self.world.now / _S)

@@ -255,7 +255,10 @@ def _serve(
         print(typeable("There are no people yet: `sublet person add NAME --tenant TENANT`."), flush=True)
     hub, stopped = None, threading.Event()
     if settings.hub_api is not None:
-        hub = HubPeople(made, Hub(settings.hub_api, hub_token, settings.hub_service), hub_token)
+        asked = Hub(
+            settings.hub_api, hub_token, settings.hub_service, answer_s=lambda: float(made.settings.hub_answer_s)
+        )
+        hub = HubPeople(made, asked, hub_token)
         start_thread("studio_hub", partial(hub.run, stopped), again=True)
     config = Config(
         studio_app(made, hub),

@@ -102,6 +102,7 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("hub", "create_people", Unit.FLAG, 1, 0, 0, "add users of the hub as people"),
         Key("hub", "tenants", Unit.NAMES, _NO_NAMES, 0, 0, "tenant of users who have none, by group of the hub"),
         Key("hub", "teachers", Unit.NAMES, _NO_NAMES, 0, 0, "group of the office that each group of the hub teaches"),
+        Key("hub", "answer", Unit.SECONDS, 5, 1, 60, "a hub that takes longer did not answer; it is asked again then"),
         Key("hub", "recheck", Unit.SECONDS, 300, 1, 3600, "a browser's sign-in is checked with the hub again"),
         Key("hub", "report", Unit.SECONDS, 60, 1, 3600, "the hub is told in which servers something runs"),
         Key(
@@ -188,6 +189,10 @@ class StudioSettings:
     @property
     def hub_teachers(self) -> Mapping[str, str]:
         return self._names("hub.teachers")
+
+    @property
+    def hub_answer_s(self) -> int:
+        return self._number("hub.answer")
 
     @property
     def hub_recheck_s(self) -> int:

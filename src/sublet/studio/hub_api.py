@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -25,8 +25,6 @@ from sublet.lazy_dataclass import dataclass
 from sublet.wire.decoders import decode_as
 from sublet.wire.version import WIRE_VERSION
 
-ANSWER_S: Final = 5.0
-"""A hub that has not answered whole by then did not answer."""
 PAGE: Final = 200
 """Users in one answer: as many as a hub gives."""
 CALLBACK: Final = "/oauth_callback"
@@ -104,8 +102,9 @@ class Handshake:
 class Hub:
     """One hub, asked as its service ``service``. Safe to use from several threads."""
 
-    def __init__(self, api: str, token: str, service: str, *, answer_s: float = ANSWER_S) -> None:
-        """``token``: what the hub's configuration names as the service's ``api_token``."""
+    def __init__(self, api: str, token: str, service: str, *, answer_s: Callable[[], float]) -> None:
+        """``token``: what the hub's configuration names as the service's ``api_token``. ``answer_s``: a hub that has
+        not answered whole by then did not answer."""
         self.service, self._token, self._answer_s = service, token, answer_s
         self._address = find_address(api.rstrip("/"), token, None, {})
         self._base = self._address.prefix.removesuffix(_API)
@@ -192,7 +191,7 @@ class Hub:
         address = replace(self._address, token=token) if token else self._address
         transport = Transport(address, client_clock(), wire=WIRE_VERSION)
         transport.close()  # no connection is kept: it is asked for something once in minutes
-        call = HttpCall(method=method, path=path, body=body, timeout_s=self._answer_s, content_type=content_type)
+        call = HttpCall(method=method, path=path, body=body, timeout_s=self._answer_s(), content_type=content_type)
         try:
             reply = transport.exchange(call)
         except Disconnected as error:

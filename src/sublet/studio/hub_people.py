@@ -35,8 +35,6 @@ from sublet.wire.http_views import SESSION_LABEL
 
 AT_ONCE_MAX: Final = 8
 """Requests of browsers to the hub. A slow hub keeps no more threads of the studio from their work."""
-AGAIN_S: Final = 5.0
-"""A hub that did not answer is asked again after this long, whatever browsers ask meanwhile."""
 SIGN_INS_MAX: Final = 20_000
 SERVER_NAME_MAX: Final = 255
 _DULL: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,38}[a-z0-9])?")
@@ -105,11 +103,11 @@ class HubPeople:
         if found is None:  # the studio was started again
             raise NotSignedIn("the studio was started again since this browser signed in", do="Sign in again.")
         with found.asks:  # several pages of one browser are one question
-            now_s = self._now_s()
-            if now_s - found.checked_s <= self._studio.settings.hub_recheck_s:
+            now_s, settings = self._now_s(), self._studio.settings
+            if now_s - found.checked_s <= settings.hub_recheck_s:
                 return
-            if found.failed is not None and now_s - found.failed[0] <= AGAIN_S:
-                raise found.failed[1]
+            if found.failed is not None and now_s - found.failed[0] <= settings.hub_answer_s:
+                raise found.failed[1]  # one that did not answer is not asked at once again, whatever the browser asks
             try:
                 with self._ask():
                     user = self.hub.user_of(found.token)

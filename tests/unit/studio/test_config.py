@@ -76,11 +76,11 @@ def test_each_setting_is_that_of_its_key() -> None:
     found = parse_config(
         '[hub]\napi = "https://hub.example.org/x/hub/api/"\ntoken_file = "/t"\nservice = "gpus"\n'
         'create_people = false\ntenants = { "Students of ML" = "ml1" }\nteachers = { staff = "ml1" }\n'
-        'recheck = "1m"\nreport = "2m"\nserver_token = "10m"\n'
+        'answer = "3s"\nrecheck = "1m"\nreport = "2m"\nserver_token = "10m"\n'
     )
     assert found.hub_api == "https://hub.example.org/x/hub/api"
     assert (found.hub_token_file, found.hub_service) == ("/t", "gpus")
-    assert (found.hub_creates_people, found.hub_recheck_s) == (False, 60)
+    assert (found.hub_creates_people, found.hub_answer_s, found.hub_recheck_s) == (False, 3, 60)
     assert (found.hub_report_s, found.hub_token_s) == (120, 600)
     assert (found.hub_tenants, found.hub_teachers) == ({"Students of ML": "ml1"}, {"staff": "ml1"})
 

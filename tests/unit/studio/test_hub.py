@@ -80,7 +80,7 @@ def other() -> Iterator[Other]:
 
 @pytest.fixture
 def hub(other: Other) -> Hub:
-    return Hub(f"{other.url}/base/hub/api", TOKEN, "studio", answer_s=20.0)
+    return Hub(f"{other.url}/base/hub/api", TOKEN, "studio", answer_s=lambda: 20.0)
 
 
 def test_what_a_browser_carries_follows_from_its_secret_and_does_not_show_it() -> None:
@@ -155,11 +155,11 @@ def test_a_hub_that_is_slow_or_not_there_did_not_answer(other: Other) -> None:
 
     other.answer = slowly
     with pytest.raises(HubAway, match="did not answer in time"):
-        Hub(f"{other.url}/hub/api", TOKEN, "studio", answer_s=0.05).user_of("t-1")
+        Hub(f"{other.url}/hub/api", TOKEN, "studio", answer_s=lambda: 0.05).user_of("t-1")
     go_on.set()
     assert len(other.asked) <= 1  # none where the time was over before the request had come
     with pytest.raises(HubAway, match="did not answer in time"):
-        Hub("http://127.0.0.1:9/hub/api", TOKEN, "studio").user_of("t-1")
+        Hub("http://127.0.0.1:9/hub/api", TOKEN, "studio", answer_s=lambda: 20.0).user_of("t-1")
 
 
 def test_the_servers_that_run_are_read_page_by_page_and_activity_is_reported(hub: Hub, other: Other) -> None:
