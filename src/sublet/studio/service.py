@@ -47,11 +47,10 @@ from sublet.wire.http_views import SESSION_LABEL
 
 NAME: Final = "the studio"
 """What the holder of its requests is called in the records."""
-ANSWER_S: Final = 1.0
-"""So long an answer waits for what was asked for, before it says `waiting`."""
 PLACE_S: Final = 10.0
-"""And so long after that where the office is slow to take the request, or away."""
+"""So long an answer waits for the place in the queue, where the office is slow to take the request, or away."""
 LOOK_S: Final = 0.1
+"""And so long for the lease once the place is known: that of an idle holder comes at once."""
 RETRY_S: Final = 1.0
 """Before a request is repeated that the office did not answer."""
 SHOWN_S: Final = 1.0
@@ -77,6 +76,8 @@ class _Request:
 
     def __init__(self) -> None:
         self.is_over = threading.Event()
+        self.is_placed = threading.Event()
+        """The office has said which place it has in the queue, or it is over."""
         self.is_withdrawn = threading.Event()
         self.error: SubletError | None = None
 
@@ -238,7 +239,7 @@ class PersonSessions:
         request = self._withdraw(found.id)
         _once_set_down(request, lambda: self._sessions.rest(found.id, even_if_busy=now))
         if request is not None:
-            request.is_over.wait(ANSWER_S + PLACE_S)
+            request.is_over.wait(PLACE_S)
         return self._view(found.id)
 
     def end(self, text: str, *, now: bool = False) -> Json:
@@ -329,16 +330,15 @@ class PersonSessions:
 
     def _until_answered(self, ident: str, request: _Request) -> None:
         """Wait until what was asked for is there, refused, offered or queued; not for long where the office is slow."""
-        request.is_over.wait(ANSWER_S)
         until_s = time.monotonic() + PLACE_S
         while not request.is_over.is_set() and time.monotonic() < until_s:
             session = self._sessions.find(ident)
             if session.offer is not None and not session.is_accepted:
                 return
-            seen = self._sessions.lease_of(session)
-            if seen is not None and seen.is_queued:
-                return
-            request.is_over.wait(LOOK_S)
+            if request.is_placed.wait(LOOK_S) and not request.is_over.wait(LOOK_S):
+                seen = self._sessions.lease_of(session)
+                if seen is not None and seen.is_queued:
+                    return
 
     def _begin(self, session: Session, wait_s: float, more: Mapping[str, Any] = NOTHING) -> _Request:
         """The thread that asks for a lease of this session; the one that does already, if there is one."""
@@ -360,7 +360,8 @@ class PersonSessions:
         try:
             while not request.is_withdrawn.is_set():
                 try:
-                    self._sessions.set_down(ident, self._sessions.acquire(ident, more, for_other=True))
+                    told = {**more, "on_place": lambda place: request.is_placed.set()}
+                    self._sessions.set_down(ident, self._sessions.acquire(ident, told, for_other=True))
                 except Disconnected:  # the office is restarted; the next request has the id of this one
                     request.is_withdrawn.wait(RETRY_S)
                 else:
@@ -370,6 +371,7 @@ class PersonSessions:
         finally:
             self._over(ident)
             request.is_over.set()
+            request.is_placed.set()
             self._changed()
 
     def _over(self, ident: str) -> None:
@@ -409,7 +411,7 @@ def _once_set_down(request: _Request | None, act: Callable[[], Session]) -> Sess
     except InvalidRequest:
         if request is None:
             raise
-        request.is_over.wait(ANSWER_S + PLACE_S)
+        request.is_over.wait(PLACE_S)
         return act()
 
 
