@@ -22,11 +22,8 @@ import pytest
 from sublet.studio.api import API
 from sublet.values import MIB
 from sublet.wire.http import ErrorBody
-from tests.integration.office_stage import OfficeStage
-from tests.integration.studio_stage import Member, StudioStage, studio_stage
-from tests.notebook.shell_stage import stage_on
-
-pytestmark = pytest.mark.slow
+from tests.integration.studio_inside import StudioInside, studio_inside
+from tests.integration.studio_stage import Member
 
 SEED: Final = int(os.environ.get("SUBLET_FUZZ_SEED", "20"))
 ROUNDS: Final = int(os.environ.get("SUBLET_FUZZ_ROUNDS", "25"))
@@ -49,14 +46,8 @@ ODD: Final[tuple[Any, ...]] = (None, True, -1, 0, 1 << 63, 1e308, [], {}, [[]] *
 
 
 @pytest.fixture(scope="module")
-def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
-    with stage_on(tmp_path_factory.mktemp("office"), "1x1GiB") as stage:
-        yield stage
-
-
-@pytest.fixture(scope="module")
-def studio(office: OfficeStage) -> Iterator[StudioStage]:
-    with studio_stage(office) as stage:
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioInside]:
+    with studio_inside(tmp_path_factory.mktemp("studio"), "1x1GiB") as stage:
         stage.tenant("physics")
         yield stage
 
@@ -119,7 +110,7 @@ class Maker:
         )
 
 
-def test_the_document_is_that_of_the_routes(studio: StudioStage) -> None:
+def test_the_document_is_that_of_the_routes(studio: StudioInside) -> None:
     answer = studio.ask("GET", "/openapi.json")
     assert answer.status == 200
     said = {(method, path) for path, methods in answer.doc["paths"].items() for method in methods}
@@ -127,7 +118,7 @@ def test_the_document_is_that_of_the_routes(studio: StudioStage) -> None:
     assert not [one for one in json.dumps(answer.doc).split('"') if one.startswith("#/") and "schemas" not in one]
 
 
-def test_each_request_that_the_document_allows_or_forbids_is_answered_as_it_says(studio: StudioStage) -> None:
+def test_each_request_that_the_document_allows_or_forbids_is_answered_as_it_says(studio: StudioInside) -> None:
     document, met = studio.ask("GET", "/openapi.json").doc, Counter[int]()
     fay = studio.member("fay", "physics")
     known = [fay.done("POST", "/v1/sessions", {"name": name, "vram": MIB, "later": True})["id"] for name in ("a", "b")]
