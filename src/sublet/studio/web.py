@@ -696,8 +696,8 @@ class _Web:
     async def _parts(
         self, visit: _Visit, part_of: PageHandler, changed: _Changed, of_office: bool
     ) -> AsyncIterator[str]:
-        """The part of the page now, and again whenever something has ``changed``. A page that shows the office, or says
-        that something is wrong, is made anew with each heartbeat too."""
+        """The part of the page now, and again whenever something has ``changed``. A page that shows the office is made
+        anew with each heartbeat too; one that says that something is wrong, as soon as a change would be shown."""
         request, last, part, is_due, is_wrong = visit.request, "", "", True, False
         looked_up: Hashable = None
         while not await request.is_disconnected():
@@ -723,7 +723,8 @@ class _Web:
             else:
                 yield ": as before\n\n"
             await asyncio.sleep(SPACING_S)
-            is_due = await changed.within(HEARTBEAT_S) or of_office or is_wrong
+            pause_s = min(HEARTBEAT_S, self._studio.settings.update_s) if is_wrong else HEARTBEAT_S
+            is_due = await changed.within(pause_s) or of_office or is_wrong
 
 
 class _Changed:

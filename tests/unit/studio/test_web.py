@@ -74,7 +74,7 @@ class Page:
             pages=self,
             presences=SimpleNamespace(asked=self._looked_up),
             watch=OfficeWatch(lambda: None),
-            settings=SimpleNamespace(answer_s=PATIENCE_S),
+            settings=SimpleNamespace(answer_s=PATIENCE_S, update_s=0),
             of=lambda person: mine,
         )
         request = SimpleNamespace(cookies={web.COOKIE: self.cookie}, state=SimpleNamespace(), is_disconnected=never)
@@ -157,7 +157,12 @@ def test_a_sign_in_that_is_taken_back_ends_the_page(opened: Page, is_woken: bool
     opened.reads(play)
 
 
-def test_a_page_that_says_what_is_wrong_is_made_anew_with_each_heartbeat(opened: Page) -> None:
+def test_a_page_that_says_what_is_wrong_is_made_anew_before_the_next_heartbeat(
+    opened: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as a change would be shown (``studio.update``)."""
+    monkeypatch.setattr(web, "HEARTBEAT_S", PATIENCE_S)
+
     def away() -> str:
         raise Disconnected("the office is away")
 
