@@ -589,6 +589,12 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
         assert page.get_by_label("Name").input_value() == "half typed"
         picture(page, "studio-active")
         assert not wrong
+        studio.office.kill_office()
+        studio.office.start()
+        page.get_by_label("Name").fill("still typed")
+        page.get_by_text("time left").wait_for()
+        assert page.evaluate("window.isTheSame === true"), "nor while the office was started again"
+        assert page.get_by_label("Name").input_value() == "still typed"
         page.get_by_role("button", name="Rest: give the GPU back").click()
         page.get_by_text("released").wait_for()
         picture(page, "studio-resting")
@@ -666,6 +672,13 @@ def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage, vi
         assert box["x"] + box["width"] <= 360
 
 
+def check_cards(page: Any) -> None:
+    """On a phone a row that says something is a card: nothing of it is beside the screen."""
+    boxes = [cell.bounding_box() for cell in page.locator(".cards td").all()]
+    assert boxes
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 360 for box in boxes), boxes
+
+
 @looks
 def test_an_operator_at_the_page_of_the_office(studio: StudioStage, visit: Visit) -> None:
     """It changes by itself; a drain is asked about. In the dark, on a phone, nothing but tables is wider."""
@@ -688,6 +701,7 @@ def test_an_operator_at_the_page_of_the_office(studio: StudioStage, visit: Visit
             page.emulate_media(color_scheme="dark")
             picture(page, "studio-office-phone")
             assert page.evaluate("document.documentElement.scrollWidth") <= 360
+            check_cards(page)
         dan.done("POST", "/v1/sessions/thesis/end", {"now": True})
         page.get_by_role("button", name="Drain").click()
         page.get_by_text("No new lease is granted there").wait_for()
@@ -742,6 +756,7 @@ def test_a_teacher_at_the_page_of_the_course(studio: StudioStage, visit: Visit) 
         page.emulate_media(color_scheme="dark")
         picture(page, "studio-course-phone")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        check_cards(page)
     for one in members[:2]:
         one.done("POST", "/v1/sessions/lab-1/end", {"now": True})
 

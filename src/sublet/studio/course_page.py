@@ -10,7 +10,7 @@ from sublet.invocation import typed
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
-from sublet.studio.overview_page import many, reservation_row, section, table, wants
+from sublet.studio.overview_page import cards, many, reservation_row, section, share_of, wants
 from sublet.studio.page import Html, error_part, live_page, moment, tag
 from sublet.studio.people import Person
 from sublet.studio.plan import Plan, Queue
@@ -42,7 +42,8 @@ def course_page(person: Person, course: Course, form: str) -> str:
     """The teacher's page. ``form`` is the token of its forms."""
     links = (("Office", "/office"),) if person.is_operator else ()
     live = f"/course/{course.group}/live"
-    return live_page(person, form, course_part(course), live=live, links=(*links, ("Your sessions", "/")))
+    title, all_links = f"Course {course.group}", (*links, ("Your sessions", "/"))
+    return live_page(person, form, course_part(course), live=live, links=all_links, title=title, broad=True)
 
 
 def course_part(course: Course) -> str:
@@ -64,12 +65,12 @@ def course_part(course: Course) -> str:
         tag("dl", *_entitlement(group, course.seen.groups)),
         *section(
             "Waiting",
-            table(
+            cards(
                 ("Place", "Member", "Asks for", "Waits since", "Estimate", "Why"),
                 _cut(_waiting(course, queue), len(queue)),
             ),
         ),
-        *section("With a GPU", table(("Member", "Has", "Since", "Left", "Now"), _cut(_held(course, held), len(held)))),
+        *section("With a GPU", cards(("Member", "Has", "Since", "Left", "Now"), _cut(_held(course, held), len(held)))),
     ]
     if not held and not queue:
         parts.append(tag("p", "No member of the course has a GPU or waits for one.", class_="none"))
@@ -78,7 +79,7 @@ def course_part(course: Course) -> str:
         parts.append(tag("details", tag("summary", f"Without a request ({len(others)})"), tag("p", shown)))
     mine = [one for one in course.seen.reservations if one.group == course.group]
     rows = (reservation_row(one) for one in mine)
-    parts += section("Reservations", table(("Reservation", "Group", "GPUs", "When", "State", "Next"), rows))
+    parts += section("Reservations", cards(("Reservation", "Group", "GPUs", "When", "State", "Next"), rows))
     if not mine:
         parts.append(tag("p", "Nothing is reserved for the course.", class_="dim"))
     return "".join([*parts, *_planned(course)])
@@ -117,7 +118,7 @@ def _entitlement(group: GroupView, groups: Sequence[GroupView]) -> Iterable[Html
     facts = (
         ("has now", f"{group.gpus:g} {unit}"),
         ("entitled to", f"{many(group.floor, 'GPU')} whenever it asks, {ceiling}"),
-        ("share", f"used {group.share:.1%} of {group.share_of}; {part} (weight {group.weight} of {whole})"),
+        ("share", f"used {share_of(group)}; {part} (weight {group.weight} of {whole})"),
     )
     return [Html(tag("dt", name) + tag("dd", value)) for name, value in facts]
 
@@ -172,7 +173,7 @@ def _planned(course: Course) -> Iterable[Html]:
     else:
         lines = [plan.now, *((plan.less,) if plan.less is not None else ())]
         heads = ("GPUs", "Start at once", "Median wait", "p95 of the wait", "Longest queue")
-        yield from table(heads, map(_line, lines))
+        yield from cards(heads, map(_line, lines))
         less = "" if plan.less is not None else " With one GPU less there would be none."
         yield tag("p", f"As planned on {moment(plan.made_at)}.{less}", class_="dim")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -41,13 +41,16 @@ _OWN_TOKEN: Final = (
     tag("input", id="token", name="token", type="password", autocomplete="current-password", required="required"),
 )
 """An operator's: the studio has no right to what only operators may do, and keeps this nowhere."""
+_OF_KIND: Final[Mapping[str, str]] = {Kind.GPU: "GPU memory", Kind.MEMORY: "memory", Kind.BLOCK: "disk"}
+_KINDS: Final[Mapping[str, str]] = {Kind.GPU: "GPUs", Kind.CPU: "cores", Kind.MEMORY: "memory", Kind.BLOCK: "disk"}
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
 
 
 def overview_page(person: Person, seen: Overview, people: Sequence[PersonPresence], form: str) -> str:
     """The operator's page. ``form`` is the token of its forms."""
     part = overview_part(seen, people, form)
-    return live_page(person, form, part, live="/office/live", links=(("Your sessions", "/"),))
+    links = (("Audit log", "/office/audit"), ("Your sessions", "/"))
+    return live_page(person, form, part, live="/office/live", links=links, title="Office", broad=True)
 
 
 def overview_part(seen: Overview, people: Sequence[PersonPresence], form: str) -> str:
@@ -60,12 +63,12 @@ def overview_part(seen: Overview, people: Sequence[PersonPresence], form: str) -
         _timeline(seen),
         *section(
             "Devices",
-            table(("Device", "State", "Free", "Leases"), (_device(one, seen.fences) for one in seen.status.devices)),
+            cards(("Device", "State", "Free", "Leases"), (_device(one, seen.fences) for one in seen.status.devices)),
         ),
         *section(
-            "Queue", table(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
+            "Queue", cards(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
         ),
-        *section("Leases", table(("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases))),
+        *section("Leases", cards(("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases))),
         *section(
             "Groups",
             table(("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)),
@@ -75,15 +78,14 @@ def overview_part(seen: Overview, people: Sequence[PersonPresence], form: str) -
         *section("People", table(("Person", "Tenant", "User", "Role", "Connected"), _people(people, seen))),
         *section(
             "Connected to the office",
-            table(("User", "Process", "Tenant", "Connections", "Since"), _processes(seen.connected)),
+            cards(("User", "Process", "Tenant", "Connections", "Since"), _processes(seen.connected)),
         ),
         *section(
             "Reservations",
-            table(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
+            cards(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
         ),
         tag("h2", "Nodes"),
         *(_node(seen, node.id, node.state, form) for node in seen.status.nodes),
-        tag("p", tag("a", "Audit log", href="/office/audit")),
     ]
     return "".join(parts)
 
@@ -102,10 +104,9 @@ def audit_page(person: Person, of: str, entries: Sequence[AuditEntry] | None, fo
     found: Sequence[Html] = ()
     if entries is not None:
         none = tag("p", "No such records." if of else "No records yet.", class_="none")
-        found = table(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
-    return whole_page(
-        header(person, form, (("Office", "/office"),)), tag("main", tag("h2", "Audit log"), search, *found)
-    )
+        found = cards(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
+    main = tag("main", tag("h2", "Audit log"), search, *found)
+    return whole_page(header(person, form, (("Office", "/office"),)), main, title="Audit log", broad=True)
 
 
 def ask_page(person: Person, form: str, question: str, button: str, path: str, **hidden: str) -> str:
@@ -144,11 +145,24 @@ def section(title: str, parts: Sequence[Html]) -> Sequence[Html]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Sequence[Html]:
-    made = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
-    if not made:
+    """For numbers: on a phone it is moved sideways."""
+    return _table(heads, [tag("tr", *(tag("td", cell) for cell in row)) for row in rows], "")
+
+
+def cards(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Sequence[Html]:
+    """For sentences: on a phone each row is a card, with the heads beside its cells."""
+    made = [
+        tag("tr", *(tag("td", cell, data_head=head) for head, cell in zip(heads, row, strict=True) if cell))
+        for row in rows
+    ]
+    return _table(heads, made, "cards")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Html], class_: str) -> Sequence[Html]:
+    if not rows:
         return ()
     head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in heads)))
-    return [tag("div", tag("table", head, tag("tbody", *made)), class_="wide")]
+    return [tag("div", tag("table", head, tag("tbody", *rows), class_=class_), class_="wide")]
 
 
 def _fence(fence: FenceView, form: str) -> Html:
@@ -211,8 +225,13 @@ def _leases(leases: Sequence[LeaseView]) -> Iterable[Sequence[str]]:
 
 def _group(group: GroupView) -> Sequence[str]:
     ceiling = "none" if group.ceiling is None else str(group.ceiling)
-    share = f"{group.share:.1%} of {group.share_of}"
+    share = share_of(group)
     return group.id, str(group.weight), share, f"{group.gpus:g}", str(group.floor), ceiling, str(group.queued)
+
+
+def share_of(group: GroupView) -> str:
+    """What the group used lately, of the kind of which it used most."""
+    return f"{group.share:.1%} of all {_KINDS.get(group.share_of, group.share_of)}"
 
 
 def _tenants(tenants: Sequence[TenantView]) -> Iterable[Sequence[str]]:
@@ -290,7 +309,7 @@ def _record(entry: AuditEntry) -> Sequence[str]:
     event = entry.event
     named = (event.get(key) for key in ("lease", "tenant", "name", "resource", "node"))
     of = " ".join(str(one["id"] if isinstance(one, dict) and "id" in one else one) for one in named if one)
-    return str(entry.seq), entry.at, entry.by or "not recorded", entry.kind, of
+    return str(entry.seq), f"{entry.at[:10]} {entry.at[11:19]} UTC", entry.by or "not recorded", entry.kind, of
 
 
 def _timeline(seen: Overview) -> Html:
@@ -368,11 +387,13 @@ def _named(device: DeviceView) -> str:
 
 
 def wants(lease: LeaseView) -> str:
+    """In the words of a session's own page."""
     said = []
     for want in lease.wants:
-        one = f"{_amount(want.kind, want.amount)} of {want.kind}"
+        one = _amount(want.kind, want.amount)
+        one = one if want.kind == Kind.CPU else f"{one} of {_OF_KIND.get(want.kind, want.kind)}"
         said.append(f"{want.count} × {one}" if want.count > 1 else one)
-    return f"{', '.join(said)}; tier {lease.tier}"
+    return f"{', '.join(said)}, tier {lease.tier}"
 
 
 def _amount(kind: str, amount: int) -> str:

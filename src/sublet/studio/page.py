@@ -107,10 +107,11 @@ def bill_page(person: Person, form: str, bill: Json) -> str:
         table = tag("table", tag("thead", heads), tag("tbody", *rows), tag("tfoot", _bill_row(sum_row(total))))
         said.append(tag("p", the_bill(total)))
         said.append(tag("article", tag("div", table, class_="wide", tabindex="0"), *_bill_pages(bill), class_="bill"))
-        said.append(tag("p", "What no cell had of a lease stands outside of cells.", class_="dim"))
+        said.append(tag("p", "Outside of cells is the time of a lease in which none ran.", class_="dim"))
     as_of = tag("p", f"As of {bill['until'][:10]} {bill['until'][11:19]} UTC", class_="dim")
     title = tag("h2", f"Bill of {bill['name']}")
-    return whole_page(header(person, form), tag("main", title, as_of, *said, back))
+    main = tag("main", title, as_of, *said, back)
+    return whole_page(header(person, form), main, title=f"Bill of {bill['name']}")
 
 
 def _bill_row(cells: Sequence[str], **more: str) -> Html:
@@ -200,12 +201,20 @@ def trouble(error: SubletError) -> str:
 
 
 def live_page(
-    person: Person, form: str, part: str, *more: str, live: str, links: Sequence[tuple[str, str]] = ()
+    person: Person,
+    form: str,
+    part: str,
+    *more: str,
+    live: str,
+    links: Sequence[tuple[str, str]] = (),
+    title: str = "",
+    broad: bool = False,
 ) -> str:
     """A page of a person who is signed in, with a part that changes by itself: ``live`` tells how it is now."""
     note = tag("p", "Connection lost; this page tries again by itself.", id="lost", hidden="hidden", role="status")
     main = tag("main", Html(part), id="part", data_live=live)
-    return whole_page(header(person, form, links), note, main, *more, script="/studio.js", refresh=True)
+    parts = (header(person, form, links), note, main, *more)
+    return whole_page(*parts, script="/studio.js", refresh=True, title=title, broad=broad)
 
 
 def header(person: Person, form: str, links: Sequence[tuple[str, str]] = ()) -> Html:
@@ -242,13 +251,15 @@ def _asking(
     return whole_page(tag("header", tag("h1", TITLE)), main, script=script)
 
 
-def whole_page(*parts: str, script: str = "", refresh: bool = False, onward: str = "") -> str:
+def whole_page(
+    *parts: str, script: str = "", refresh: bool = False, onward: str = "", title: str = "", broad: bool = False
+) -> str:
     """The document. ``refresh``: without scripts it is loaded again from time to time. ``onward``: where the
-    browser goes by itself."""
+    browser goes by itself. ``title``: what a tab of the browser says first. ``broad``: it has large tables."""
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", TITLE),
+        tag("title", f"{title} · {TITLE}" if title else TITLE),
         tag("link", rel="stylesheet", href="/studio.css"),
     ]
     if script:
@@ -257,7 +268,7 @@ def whole_page(*parts: str, script: str = "", refresh: bool = False, onward: str
         head.append(tag("noscript", tag("meta", http_equiv="refresh", content="15")))
     if onward:
         head.append(tag("meta", http_equiv="refresh", content=f"0; url={at(onward)}"))
-    whole = tag("html", tag("head", *head), tag("body", *parts), lang="en")
+    whole = tag("html", tag("head", *head), tag("body", *parts, class_="broad" if broad else ""), lang="en")
     return f"<!doctype html>\n{whole}\n"
 
 
@@ -425,7 +436,7 @@ def _connect_part(connect: ConnectView, form: str) -> Html:
         "details",
         tag("summary", "Connect a notebook or a shell; tokens"),
         *_exports(connect, "…"),
-        tag("p", _who_connects(connect), class_="dim"),
+        tag("p", *_with_commands(_who_connects(connect)), class_="dim"),
         *((tag("div", tag("table", tag("thead", heads), body), class_="wide"),) if rows else ()),
         form_of(
             "/tokens",

@@ -80,8 +80,8 @@ def test_members_are_told_apart_by_what_they_have() -> None:
         )
     )
     assert "3 members; 1 with a GPU, 2 waiting." in shown
-    assert re.search(r"With a GPU .* ana 1GiB of gpu; tier batch \S+ \S+ UTC about 2m in use", shown)
-    assert re.search(r"2 cid 1GiB of gpu; tier batch .* about 10m because of 2 - tenant blue", shown)
+    assert re.search(r"With a GPU .* ana 1GiB of GPU memory, tier batch \S+ \S+ UTC about 2m in use", shown)
+    assert re.search(r"2 cid 1GiB of GPU memory, tier batch .* about 10m because of 2 - tenant blue", shown)
     assert "far behind in the queue" in shown
     assert "Without a request (1) bob" in shown
     assert "other" not in shown
@@ -103,7 +103,7 @@ def test_use_stands_beside_what_the_course_is_entitled_to() -> None:
     shown = text_of(course_part(course(groups=groups)))
     assert "has now 2.5 GPUs" in shown
     assert "entitled to 1 GPU whenever it asks, 4 GPUs at most" in shown
-    assert "used 12.5% of gpu; 25.0% is its part while all groups ask (weight 2 of 8)" in shown
+    assert "used 12.5% of all GPUs; 25.0% is its part while all groups ask (weight 2 of 8)" in shown
     half = [group("ml1", [], gpus=0.5)]
     assert "has now 0.5 of a GPU entitled to 0 GPUs whenever it asks, no ceiling" in text_of(
         course_part(course(groups=half))
