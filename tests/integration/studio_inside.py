@@ -33,7 +33,6 @@ class StudioInside(StudioStage):
 
     def __init__(self, place: Path, devices: str) -> None:
         super().__init__(OfficeStage(place, devices))
-        self.home.mkdir(parents=True, mode=0o700)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="studio inside")
         self._thread.start()

@@ -27,7 +27,7 @@ from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.studio import FabricOffice, Sessions, open_sessions
 from sublet.studio.office import sessions_folder, this_process
-from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, TokenScope
+from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, People, TokenScope
 from sublet.studio.records import Abandoned, Asked, CellRecord, Declined, Entry, Ran, Started, Terms
 from sublet.studio.remote import RemoteStore
 from sublet.studio.right import find_right
@@ -213,9 +213,10 @@ def test_a_resume_may_be_offered_less_than_the_session_asks_for(studio: StudioSt
     assert (bad.status, "asks for a model" in bad.doc["error"]["message"]) == (400, True)
 
 
-def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStage, ana: Member) -> None:
-    """None, garbage, the hash, one with a wrong end, the office's token of the same tenant, a cookie in its place, one
-    that was replaced, one that expired: 401 on every route of the API, before anything is said of what was asked."""
+def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStage, ana: Member, tmp_path: Path) -> None:
+    """None, garbage, the hash, one with a wrong end, the office's token of the same tenant, one of another studio, a
+    cookie in its place, one that was replaced, one that expired: 401 on every route of the API, before anything is said
+    of what was asked."""
     replaced = studio.member("carl", "physics")
     cookie = replaced.browser()
     studio.people.new_token("carl")
@@ -223,6 +224,8 @@ def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStag
     expired = studio.people.new_token("dora", valid_s=1e-9)
     changed = studio.office.office.ask("PATCH", "/v1/tenants/physics", {"new_token": True})
     hashed = "0" * 64
+    other = People(tmp_path, wall_ns=time.time_ns, random=os.urandom)
+    other.add("ana", "physics")
     tokens = {
         "none": None,
         "empty": "",
@@ -232,6 +235,7 @@ def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStag
         "hash": hashed,
         "a wrong end": ana.token[:-2] + "xx",
         "the office's": changed.doc["token"],
+        "another studio's": other.new_token("ana"),
         "replaced": replaced.token,
         "expired": expired,
         "a cookie": cookie.cookie.partition("=")[2],
