@@ -579,7 +579,7 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
         with owner.gpu(min_vram=WHOLE, count=2, ttl="10m") as held, held.activity():
             page.get_by_label("Name").fill("thesis")
             page.get_by_label("GPU memory").fill("8GiB")
-            page.keyboard.press("Enter")
+            page.get_by_role("button", name="Start").dblclick()  # the second click is no second session, and no error
             page.get_by_text("waiting, place 1").wait_for()
             picture(page, "studio-waiting")
             page.evaluate("window.isTheSame = true")

@@ -43,6 +43,11 @@
     if (isOver) { location.reload(); } else { connect(); }
   };
   connect();
+  // The second press of a double click would be answered that there is a session of this name already.
+  let sent_ms = 0;
+  document.addEventListener("submit", (event) => {
+    if (Date.now() - sent_ms < AGAIN_MS) { event.preventDefault(); } else { sent_ms = Date.now(); }
+  });
   // The connection of a machine that slept may lead nowhere, and nothing tells the browser.
   let ticked_ms = Date.now();
   setInterval(() => {
