@@ -227,7 +227,10 @@ class HubStage:
             answer = self.ask("POST", f"/users/{user}/server")
             assert answer.status_code in (201, 202) or "is already running" in answer.text, answer.text
         for user in users:
-            until_hub_says(f"the server of {user}", lambda user=user: self.servers(user).get("", {}).get("ready"))
+            until_hub_says(f"the server of {user}", partial(self._is_ready, user))
+
+    def _is_ready(self, user: str) -> bool:
+        return bool(self.servers(user).get("", {}).get("ready"))
 
     def stop_server(self, user: str, server: str = "") -> None:
         where = f"/users/{user}/servers/{server}" if server else f"/users/{user}/server"

@@ -85,8 +85,8 @@ class Afternoon:
     def serve(self, command: str) -> None:
         """In the second terminal."""
         log = self.folder / "studio"
-        name, *words = [*self.here(command).split(), "--listen", f"127.0.0.1:{self.port}"]
-        assert name == "sublet"
+        assert command.startswith("sublet ")
+        words = [*self.here(command).split()[1:], "--listen", f"127.0.0.1:{self.port}"]
         with log.open("wb") as said:
             self.studio = start_sublet(*words, env=self.env, said=said)
         until("the studio is up", lambda: "The studio is up" in log.read_text(), PATIENCE_S)
