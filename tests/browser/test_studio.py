@@ -590,7 +590,7 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
         picture(page, "studio-active")
         assert not wrong
         studio.office.kill_office()
-        studio.office.start()
+        until("the studio has started an office", studio.office.find_office, PATIENCE_S)
         page.get_by_label("Name").fill("still typed")
         page.get_by_text("time left").wait_for()
         assert page.evaluate("window.isTheSame === true"), "nor while the office was started again"

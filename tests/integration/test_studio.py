@@ -537,6 +537,11 @@ def test_a_studio_does_not_start_with_a_mistake_in_its_settings(
     for text, mode, said in (
         ("[studio]\nwaitin = 5", 0o644, "studio.toml:2: [studio] has no key 'waitin'; did you mean waiting?"),
         ("[studio]\nwaiting = 5", 0o666, "other users can write"),
+        (
+            '[hub]\napi = "http://127.0.0.1:8081/hub/api"\ntoken_file = "/nowhere"',
+            0o644,
+            "hub.token_file: there is no file /nowhere",
+        ),
         (None, 0, "there is no file"),
     ):
         file.unlink(missing_ok=True)
@@ -666,6 +671,8 @@ def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(stu
     studio.people.remove("hugo")
     with pytest.raises(Unauthorized):
         RemoteStore(studio.address, stranger.token).read(0)
+    with pytest.raises(InvalidRequest, match="SUBLET_STUDIO='localhost' is no address of a studio"):
+        RemoteStore("localhost", ana.token)
     with pytest.raises(InvalidRequest, match="SUBLET_STUDIO_TOKEN is not set"):
         RemoteStore(studio.address, None)
     with pytest.raises(Disconnected, match=r"the studio at .* did not answer"):
@@ -948,13 +955,21 @@ def test_a_form_is_taken_from_the_page_itself_alone(studio: StudioStage, ana: Me
 def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: StudioStage, ana: Member) -> None:
     browser = ana.browser()
     assert "No sessions. Start one below" in browser.look().text
-    for vram, said in (("8", "has no unit"), ("lots", "lots"), ("", "GPU memory"), ("1KiB", "cannot be asked for")):
+    for vram, said in (("8", "has no unit"), ("lots", "lots"), ("", "GPU memory"), ("1KiB", "between 1MiB and 1PiB")):
         answer = browser.press("/start", name="thesis", vram=vram)
         assert answer.status == 400, vram
         assert said in answer.text, answer.text
-    for count, said in (("two", "no number of GPUs"), ("0", "cannot be asked for"), ("9999", "cannot be asked for")):
+    for count, said in (("two", "no number of GPUs"), ("0", "has 1 to 1024 GPUs"), ("9999", "has 1 to 1024 GPUs")):
         answer = browser.press("/start", name="thesis", vram="1GiB", count=count)
         assert (answer.status, said in answer.text) == (400, True), answer.text
+    for ttl in ("1s", "8d"):
+        answer = browser.press("/start", name="thesis", vram="1GiB", ttl=ttl)
+        assert (answer.status, "between 2s and 7d" in answer.text) == (400, True), answer.text
+    answer = browser.press("/start", name="Thesis", vram="1GiB")
+    assert "is not a valid session name" in answer.text, answer.text
+    answer = browser.press("/start", name="other", vram="1GiB", model="H900")
+    assert (answer.status, "No device here is called" in answer.text) == (409, True), "it is no failure of the studio's"
+    assert ana.done("POST", "/v1/sessions/other/end")["state"] == "ended"
     with devices_held(studio):
         assert browser.press("/start", name="thesis", vram="1GiB", ttl="10m", count="2").status == 303
         shown = as_text(until_shown(browser, "place 1"))

@@ -183,7 +183,10 @@ def _hub_token(settings: StudioSettings) -> str:
     from sublet.engines.operator_limits import read_operator_file
 
     path = Path(settings.hub_token_file)
-    token = (read_operator_file(path, must_exist=True) or "").strip()
+    try:
+        token = (read_operator_file(path, must_exist=True) or "").strip()
+    except InvalidRequest as error:
+        raise InvalidRequest(f"hub.token_file: {error.message}", do=error.do) from error
     if path.stat().st_mode & stat.S_IROTH:
         raise InvalidRequest(
             f"every user can read {path}, and it opens the studio to a hub", do=f"Run `chmod 600 {path}`; make another."

@@ -13,6 +13,7 @@ from sublet.client.steps import HttpCall
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.studio.records import Entry
+from sublet.values import shown
 from sublet.wire.version import WIRE_VERSION
 
 STUDIO_VARIABLE: Final = "SUBLET_STUDIO"
@@ -32,6 +33,13 @@ class RemoteStore:
                 f"{STUDIO_VARIABLE} names a studio, and {TOKEN_VARIABLE} is not set",
                 do="Set it to the token that the operator of the studio gave you.",
             )
+        try:
+            find_address(url, None, None, {})
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"{STUDIO_VARIABLE}={shown(url)} is no address of a studio, or would have tokens travel in the clear",
+                do="Set it as the studio's page says, such as http://127.0.0.1:8320.",
+            ) from error
         self._url = url
         self._transport = Transport(find_address(url, token, None, {}), client_clock(), wire=WIRE_VERSION)
         self._transport.close()  # no connection is kept: it is asked for something twice a day

@@ -227,7 +227,7 @@ class Sessions(Generic[L]):
         return self._found[ident]
 
     def _check_start(self, record: Started) -> None:
-        name = valid_name(record.name, "the session's name")
+        name = valid_name(record.name, "session name")
         if any(one.name == name and not one.is_over for one in self._found.values()):
             raise InvalidRequest(
                 f"there is a session {name} already",

@@ -45,6 +45,7 @@ from sublet.errors import (
     QuotaExceeded,
     SubletError,
     Unauthorized,
+    Unsupported,
 )
 from sublet.lazy_dataclass import dataclass
 from sublet.logs import fields
@@ -85,6 +86,12 @@ HANDSHAKE_S: Final = 600
 _PAGES: Final = re.compile(r"/|/office(/audit)?|/course/[a-z0-9._-]{1,63}|/sessions/s-[0-9a-f]{12}/bill")
 """Where a browser may go on to when it is signed in."""
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+_RANGES: Final[Mapping[str, str]] = {
+    "vram": "GPU memory is between 1MiB and 1PiB",
+    "count": "a session has 1 to 1024 GPUs",
+    "ttl": "a time to live is between 2s and 7d",
+}
+"""What ``StartBody`` takes, for people; a test compares them."""
 TOKEN_VALID: Final = "90d"
 """A token that a person makes on the page is good for so long where nothing else is said."""
 AUDIT_OF_MAX: Final = 100
@@ -96,6 +103,7 @@ STATUS_OF: Final[Mapping[type[SubletError], int]] = {
     IdempotencyConflict: 409,
     CapacityExceeded: 409,
     QuotaExceeded: 409,
+    Unsupported: 409,
     Disconnected: 503,
     JournalError: 503,
     SubletError: 500,
@@ -319,7 +327,9 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     try:
         body = convert_to(given, StartBody)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"that cannot be asked for: {error}", do="Change it and start again.") from None
+        wrong = re.search(r"\$\.(\w+)", str(error))
+        said = "" if wrong is None else _RANGES.get(wrong[1], "")
+        raise InvalidRequest(f"that cannot be asked for: {said or error}", do="Change it and start again.") from None
     visit.mine.start(body.name, body.terms())
 
 
@@ -349,7 +359,7 @@ def _new_token(visit: _Visit, form: Mapping[str, str]) -> str:
         raise InvalidRequest(f"there is a token {label[:40]} already", do="Revoke it first, or use another name.")
     if session is not None:
         visit.mine.check_is(session, session)
-    valid_s = parse_duration_ns(form.get("valid", "").strip() or TOKEN_VALID, "how long it is good") / NS_PER_S
+    valid_s = parse_duration_ns(form.get("valid", "").strip() or TOKEN_VALID, "validity") / NS_PER_S
     token = people.new_token(person.name, label, valid_s=valid_s, scope=TokenScope(session=session))
     return page.token_page(person, visit.form, label, token, visit.connect)
 
