@@ -373,7 +373,7 @@ def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path
         audit.get_by_role("cell").first.wait_for()
         keep(audit, "office-audit")
         asks = visit("ana")
-        asks.get_by_role("button", name="End", exact=True).first.click()
+        asks.locator("article", has_text="thesis").get_by_role("button", name="End", exact=True).click()
         asks.get_by_role("button", name="End it now").wait_for()
         keep(asks, "end-asks")
         refused = visit("pia")
