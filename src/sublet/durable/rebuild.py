@@ -205,6 +205,16 @@ def new_optimizer(kind: Any) -> Any:
     return made
 
 
+def parametrized_module(base: Any, tensors: tuple[str, ...]) -> Any:
+    """Without its state: of a class of its own, in which these tensors are computed, as PyTorch makes it."""
+    parametrize: Any = importlib.import_module("torch.nn.utils.parametrize")
+    made = base.__new__(base)
+    parametrize._inject_new_class(made)
+    for name in tensors:
+        parametrize._inject_property(made, name)
+    return made
+
+
 class HeldReference(weakref.ref[Any]):
     """A weak reference that keeps its object, which nothing else here may hold."""
 

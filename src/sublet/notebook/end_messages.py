@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 RERUN = "Rerun this cell to reacquire."
 ONE_DO = "Build it inside the cell, or don't use it there."
 NAMED_MAX: Final = 8
-WHAT_MAX: Final = 100
-"""Letters of what something is, where a library said it."""
 _NAME: Final = re.compile(r"\w+")
 _QUOTED: Final = re.compile(r"'([^\W\d]\w*)'")
 _NO_ATTRIBUTE: Final = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
@@ -113,7 +111,7 @@ def cannot_travel(error: Unpicklable) -> Unpicklable:
     for path, what in error.blockers:
         name = _NAME.match(path)
         first.setdefault(path if name is None else name[0], (path, what))
-    whys = {n: f"{what[:WHAT_MAX]}{'' if path == n else f' at {path}'}" for n, (path, what) in first.items()}
+    whys = {n: f"{what}{'' if path == n else f' at {path}'}" for n, (path, what) in first.items()}
     if len(whys) == 1:
         ((one, why),) = whys.items()
         said = f"can't send `{one}` to the GPU process: {why}"

@@ -352,6 +352,25 @@ TENSORS: list[Kind] = [
         "y[0] is x and type(x) is torch.nn.Linear and x.weight.shape == (2, 3) and y(torch.ones(1, 3)).tolist() == z",
     ),
     travels(
+        "a layer of PyTorch with a parametrization",
+        TORCH + "torch.manual_seed(1); x = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)); "
+        "y = torch.optim.SGD(x.parameters(), lr=1.0); z = x.weight.tolist()",
+        "x.weight.tolist() == z and y.param_groups[0]['params'][-1] is x.parametrizations.weight.original1",
+        "x(torch.ones(1, 2)).sum().backward(); y.step(); z = x.weight.tolist()",
+        "x.weight.tolist() == z and isinstance(x, torch.nn.Linear) and "
+        "y.param_groups[0]['params'][-1] is x.parametrizations.weight.original1 and "
+        "torch.nn.utils.parametrize.is_parametrized(x, 'weight')",
+    ),
+    travels(
+        "a layer of PyTorch that gets a parametrization, and one that loses it",
+        TORCH + "spectral = torch.nn.utils.parametrizations.spectral_norm; parametrize = torch.nn.utils.parametrize\n"
+        "torch.manual_seed(1); x = torch.nn.Linear(2, 2); y = torch.nn.Sequential(x, spectral(torch.nn.Linear(2, 2)))",
+        "y[0] is x and parametrize.is_parametrized(y[1])",
+        "spectral(x); parametrize.remove_parametrizations(y[1], 'weight'); y.eval(); z = y(torch.ones(1, 2)).tolist()",
+        "y[0] is x and parametrize.is_parametrized(x) and type(y[1]) is torch.nn.Linear and "
+        "y(torch.ones(1, 2)).tolist() == z",
+    ),
+    travels(
         "an optimizer with a hook and a scheduler",
         TORCH + "y = torch.nn.Linear(1, 1); x = torch.optim.SGD(y.parameters(), lr=0.1); seen = []\n"
         "z = torch.optim.lr_scheduler.StepLR(x, 1); x.register_step_post_hook(lambda *given: seen.append(1))",

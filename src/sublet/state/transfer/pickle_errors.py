@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FOUND_MAX: Final = 10
 """How many are named; a value with more is not mended by a longer list."""
+REASON_MAX: Final = 100
+"""Characters of what an object's own method said when it refused; some libraries write a paragraph."""
 PLAIN_NAMES: Final[dict[str, str]] = {
     "_thread.lock": "a thread lock",
     "_thread.RLock": "a thread lock",
@@ -124,8 +126,13 @@ def describe(value: object, error: BaseException | None = None) -> str:
     if isinstance(value, types.FunctionType | type):
         return f"{value.__module__}.{value.__qualname__}"
     said = f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {name}"
-    ordinary = error is None or f"cannot pickle '{kind.__qualname__}'" in str(error)
-    return said if ordinary else f"{said} ({type(error).__name__}: {error})"
+    text = str(error or "cannot be pickled")
+    if f"cannot pickle '{kind.__qualname__}'" in text or "cannot be pickled" in text:
+        return said
+    first, *others = text.splitlines() or [""]
+    if others or len(first) > REASON_MAX:
+        first = first[: REASON_MAX - 1].rstrip() + "…"
+    return f"{said} ({type(error).__name__}: {first})"
 
 
 class _Enough(Exception):

@@ -229,6 +229,8 @@ class EncodingRules:
                 return self._tensor
             if issubclass(kind, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
                 return self._optimizer
+            if _is_parametrized(torch, kind):
+                return self._parametrized
             if kind is torch.utils.hooks.RemovableHandle:
                 return self._hook_handle
             if kind is weakref.ReferenceType:
@@ -545,6 +547,12 @@ class EncodingRules:
         """With all that it has: of itself it leaves its hooks behind, and the ``step`` that a scheduler of learning
         rates has given it to count by."""
         return rebuild.new_optimizer, (type(value),), dict(vars(value))
+
+    def _parametrized(self, value: Any) -> Any:
+        """A module of PyTorch some of whose tensors are computed from others. It has a class of its own, which refuses
+        to be pickled and is made anew where the module arrives."""
+        base: Any = type(value).__base__
+        return rebuild.parametrized_module, (base, tuple(value.parametrizations)), base.__getstate__(value)
 
     def _image_draw(self, value: Any) -> Any:
         """What draws on an image of Pillow. Two parts of it, in C, look at the image's memory, and are made anew."""
@@ -866,3 +874,11 @@ def _is_installed(library: str) -> bool:
     paths = sysconfig.get_paths()
     folders = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return file is None or file.startswith(folders) or "site-packages" in file or "dist-packages" in file
+
+
+def _is_parametrized(torch: Any, kind: type) -> bool:
+    """Whether PyTorch made the class for one module, when a tensor of that was first parametrized."""
+    parametrize = sys.modules.get("torch.nn.utils.parametrize")
+    if not hasattr(parametrize, "_inject_new_class") or not issubclass(kind, torch.nn.Module):
+        return False
+    return getattr(vars(kind).get("__getstate__"), "__module__", None) == "torch.nn.utils.parametrize"

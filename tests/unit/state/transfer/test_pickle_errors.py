@@ -81,6 +81,32 @@ def test_the_way_to_it_is_said(value: object, path: str, what: str) -> None:
     assert isinstance(caught.value, InvalidRequest)
 
 
+class Refuses:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (
+            RuntimeError("only by state_dict(). See:\nhttps://example.org"),
+            " (RuntimeError: only by state_dict(). See:…)",
+        ),
+        (RuntimeError("word " * 100), f" (RuntimeError: {'word ' * 19}word…)"),
+        (NotImplementedError("{} cannot be pickled", "Iterator"), ""),
+        (RuntimeError(), " (RuntimeError: )"),
+    ],
+)
+def test_what_an_object_says_of_itself_is_one_short_line(error: Exception, what: str) -> None:
+    with pytest.raises(Unpicklable) as caught:
+        encode(Refuses(error))
+    assert caught.value.what == f"a {__name__}.Refuses{what}"
+
+
 def test_everything_that_cannot_travel_is_named_at_once() -> None:
     with socket.socket() as open_socket, pytest.raises(Unpicklable) as caught:
         encode({"a": LOCK, "fine": 1, "b": [open_socket], "again": LOCK})
