@@ -41,6 +41,8 @@ class Asked:
     is_taken_up: bool = False
     """A request goes on with its work."""
     promise: list[str] = field(default_factory=list)
+    promised: int = 0
+    """Number of the promise: what comes free goes to the one that was promised something first."""
     victims: list[str] = field(default_factory=list)
     take_at_ns: int = 0
     """It has notice: of its end, for which reason, for which request or which reservation."""
@@ -126,6 +128,8 @@ class TakingModel:
     looked_ns: int = 0
     """When the ledger has looked at all that wait. Time alone changes the order of the queue, which is of consequence
     only then."""
+    promises: int = 0
+    """How many were made."""
     order_ns: int | None = None
     """The moment of the order by which something is decided, if that is not now."""
 
@@ -222,7 +226,7 @@ class TakingModel:
     def settle(self, *, plans: bool = True) -> None:
         self.reserve()
         self.order_ns = self.looked_ns
-        for lease in [lease for lease in self.leases if lease.promise]:
+        for lease in sorted((lease for lease in self.leases if lease.promise), key=lambda lease: lease.promised):
             self._keep(lease)
         self._admit()
         for lease in [lease for lease in self.leases if lease.promise and self._above_ceiling(lease)]:
@@ -289,6 +293,8 @@ class TakingModel:
             if victims:
                 open_then = free.union(*(victim.lease.has for victim in victims)).intersection(seen)
                 lease.promise = self._best(lease, open_then)
+                self.promises += 1
+                lease.promised = self.promises
                 lease.victims = [victim.lease.id for victim in victims]
                 for victim in victims:
                     self._notice(victim.lease, victim.why, beneficiary=lease)

@@ -267,6 +267,7 @@ def test_both_take_the_same_leases(block: int) -> None:
 
 FOUND_SEEDS = {
     747: "time has put a newcomer behind a patient request since the queue was last looked at",
+    4_000_031: "of two that are promised something, the one that was asked for later was promised it first",
     2_000_352: "another request of the group uses up the ceiling after a promise",
 }
 
