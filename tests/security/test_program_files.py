@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import sublet
+from sublet.errors import InvalidRequest
 from sublet.wire.program_files import changeable, check_program, environment_for_root, program_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it is asked of root alone")
@@ -81,6 +83,22 @@ def test_this_program_passes_and_all_that_it_loaded_is_looked_at() -> None:
     found = program_files()
     assert {sys.executable, sys.prefix, str(PACKAGE), str(PACKAGE / "guest" / "work.py")} <= {*found}
     assert sys.modules["pytest"].__file__ in found
+
+
+def test_the_second_look_is_at_what_was_loaded_since(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed is looked at once: after that only root could add to it."""
+    check_program()
+    monkeypatch.setattr(os, "walk", None)
+    check_program()
+    module = types.ModuleType("sublet_loaded_since")
+    module.__file__ = str(folder / "since.py")
+    Path(module.__file__).touch()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    give(Path(module.__file__))
+    with pytest.raises(InvalidRequest, match=f"{module.__file__} belongs to"):
+        check_program()
+    os.chown(module.__file__, 0, 0)
+    check_program()
 
 
 def as_root(source: Path, home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

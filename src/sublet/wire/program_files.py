@@ -27,19 +27,23 @@ _NOT_INHERITED: Final = frozenset({"PYTHONHOME", "PYTHONPYCACHEPREFIX", "PYTHONS
 _right: Final[set[str]] = set()
 """What was looked at and can be changed by root alone. None but root could make that untrue, so it is not asked again
 when more of the program is loaded."""
+_installed_is_right = False
+"""Whether all that is installed was looked at; from then on only root could add to it."""
 
 
 def check_program() -> None:
     """As root: raise ``InvalidRequest`` where another user could change what this process runs from."""
+    global _installed_is_right
     if not is_root():
         return
-    for path in program_files():
+    for path in _absolute(_loaded()) if _installed_is_right else program_files():
         if path not in _right and (why := _changeable(os.path.normpath(path), _right, LINKS_MAX)):
             raise InvalidRequest(
                 f"as root Sublet does not run from files that another user can change: {why}",
                 do="Install it where only root can write, such as `python3 -m venv /opt/sublet`, or take the "
                 "files over (`chown -R root:root` and `chmod -R go-w`), or start the office as their owner.",
             )
+    _installed_is_right = True
 
 
 def program_files() -> list[str]:
@@ -51,13 +55,22 @@ def program_files() -> list[str]:
         sys.base_prefix,
         os.path.join(sys.prefix, "pyvenv.cfg"),
         package,
-        *sys.path,
     ]
     for folder, _, names in os.walk(package):
         found += [folder, *(f"{folder}/{name}" for name in names)]
+    return _absolute([*found, *_loaded()])
+
+
+def _loaded() -> list[object]:
+    """Where modules are looked for, and what was loaded of them."""
+    found: list[object] = [*sys.path]
     for module in tuple(sys.modules.values()):
         spec = getattr(module, "__spec__", None)
         found += [getattr(module, "__file__", None) or "", getattr(spec, "cached", None) or ""]
+    return found
+
+
+def _absolute(found: Iterable[object]) -> list[str]:
     return [path for path in dict.fromkeys(found) if isinstance(path, str) and path.startswith("/")]
 
 
