@@ -1,19 +1,19 @@
 """Offices that look at their cards ten times as often: a test that waits for a look waits a tenth of the time.
 
-What an office does with a look is the same. Those of ``test_rounds`` and ``test_machines`` look as often as a user's.
+What an office does with a look is the same. That of ``test_rounds`` looks as often as a user's.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
-from sublet.client.home import socket_path
+from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
 from tests.commands import start_program
-from tests.integration.test_run import Shell
-from tests.traces import PATIENCE_S, until
+from tests.traces import PATIENCE_S, end_office, plain_env, until
 
 __all__ = ["quick_office"]
 
@@ -27,17 +27,18 @@ sys.exit(main(["up", "--foreground"]))
 
 
 @contextlib.contextmanager
-def quick_office(shell: Shell) -> Iterator[Shell]:
-    """The office of this shell, which has answered."""
-    path = socket_path(shell.home.resolve())
-    with open(shell.home / "said", "wb") as said:
-        office = start_program(OFFICE, env=shell.env, out=said, err=said)
+def quick_office(home: Path, machine: Mapping[str, str]) -> Iterator[None]:
+    """Runs one that has answered, on the machine of these variables. It was told to end before this does."""
+    home = home.resolve()
+    env = {**plain_env(), **machine, "SUBLET_HOME": str(home)}
+    with open(home / "said", "wb") as said:
+        office = start_program(OFFICE, env=env, out=said, err=said)
     try:
-        until("an office", lambda: office.poll() is not None or answers(path))
-        assert office.poll() is None, (shell.home / "said").read_text()
-        yield shell
-        shell.end()
+        until("an office", lambda: office.poll() is not None or answers(socket_path(home)))
+        assert office.poll() is None, (home / "said").read_text()
+        yield
         office.wait(PATIENCE_S)
     finally:
         office.kill()
         office.wait(PATIENCE_S)
+        end_office(runtime_dir(home))

@@ -28,7 +28,7 @@ from sublet.node.supervisor.locks import PREFIX, ROOTS, lock_folder
 from tests.commands import fork_where
 from tests.rig.personalities import Personality
 
-__all__ = ["NewRig", "Rig", "State", "build", "forking_rig", "make_rig", "remove_locks"]
+__all__ = ["SOON_MS", "NewRig", "Rig", "State", "build", "forking_rig", "make_rig", "remove_locks"]
 
 CARDS: Final = 16
 PROCESSES: Final = 64
@@ -217,6 +217,9 @@ class Rig:
                     yield piece
 
 
+SOON_MS: Final = 20
+"""For tests in which it says nothing how long the memory of an ended process stays in use: each end of a lease then
+takes one look and not two."""
 NewRig = Callable[[Personality], Rig]
 
 

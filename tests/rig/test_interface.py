@@ -20,7 +20,7 @@ import sublet
 from sublet.devices.plain_cuda import CALLS
 from tests.commands import run_program
 from tests.rig.personalities import PERSONALITIES, guessed
-from tests.rig.rig import NewRig, Rig, State, build
+from tests.rig.rig import Rig, State, build
 from tests.traces import plain_env
 
 SOURCES: Final = Path(sublet.__file__).parent
@@ -139,14 +139,6 @@ def test_every_line_of_a_personality_says_where_it_was_read() -> None:
     assert guessed(), "what no source says is listed, and compared with the first real card"
 
 
-SURVEY: Final = """
-import json, sys
-from sublet.node.agent.nvml import survey
-found = survey()
-print(json.dumps([found.driver, [card.uuid for card in found.cards], [str(trouble) for trouble in found.troubles]]))
-"""
-
-
 def lendable(rig: Rig) -> list[str]:
     """The cards that the machine shows, by their order in it, with its parts in the place of one that is split."""
     found: list[str] = []
@@ -157,16 +149,6 @@ def lendable(rig: Rig) -> list[str]:
             parts = [part.name for part in rig.state.cards if part.parent == index + 1]
             found += parts if card.split else [card.name]
     return found
-
-
-@pytest.mark.parametrize("personality", PERSONALITIES, ids=lambda one: one.name)
-def test_a_survey_finds_the_cards_that_the_machine_shows(new_rig: NewRig, personality: Any) -> None:
-    rig = new_rig(personality)
-    driver, cards, troubles = run_on(rig, SURVEY)
-    assert driver == rig.state.driver.decode()
-    assert cards == lendable(rig)
-    assert all(rig.personality.not_lent in trouble for trouble in troubles)
-    assert len(troubles) == (len(rig.personality.cards) if rig.personality.not_lent else 0)
 
 
 VISIBLE: Final = """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -21,14 +20,13 @@ from typing import Any, Final
 import pytest
 
 import sublet
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from sublet.errors import CapacityExceeded, SubletError
 from sublet.node.agent.foreign import STEP
 from sublet.values import MIB, Exclusivity
 from tests.commands import run_program
 from tests.rig import card_functions
 from tests.rig.personalities import NO_FABRIC, NO_UVM, PERSONALITIES, Personality
+from tests.rig.quick_office import quick_office
 from tests.rig.rig import Rig, forking_rig
 
 pytestmark = pytest.mark.needs("gcc")
@@ -252,15 +250,13 @@ def machine(
 ) -> Iterator[Machine]:
     home = tmp_path / "home"
     home.mkdir()
-    with forking_rig(rig_place, request.param) as rig:
+    with forking_rig(rig_place, request.param) as rig, quick_office(home, rig.env):
         monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
-        ensure_office(home, words=("up", "--foreground"))
         for index, _ in enumerate(request.param.cards):  # what the rehearsal wrote there
             rig.wipe(index)
         with sublet.connect(home=home) as fabric:
             yield Machine(rig, fabric)
             fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
 @pytest.mark.parametrize("machine", MACHINES, indirect=True, ids=lambda one: one.name)

@@ -19,7 +19,7 @@ from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
 from tests.rig.quick_office import quick_office
-from tests.rig.rig import Rig, clear, forking_rig
+from tests.rig.rig import SOON_MS, Rig, clear, forking_rig
 from tests.rig.test_interface import run_on
 from tests.traces import supervisor_of
 
@@ -355,6 +355,7 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def rig(rig_place: Path) -> Iterator[Rig]:
     with forking_rig(rig_place, FOUR_H100) as made:
+        made.state.lingers_ms = SOON_MS
         yield made
 
 
@@ -363,8 +364,9 @@ def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell
     shell = Shell(tmp_path_factory.mktemp("office"))
     shell.env |= rig.env
     (shell.home / "policy.toml").write_text("[office]\ncount_launches = true\n")
-    with quick_office(shell):
+    with quick_office(shell.home, rig.env):
         yield shell
+        shell.end()
 
 
 @pytest.fixture(scope="module")
@@ -559,6 +561,7 @@ def test_a_guest_is_warned_once_before_it_is_ended_for_memory(sublet: Shell, rig
 @SECOND
 def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shell, rig: Rig) -> None:
     """Whether the guest ends by itself or is killed. What it had lingers for a moment, and is waited for."""
+    rig.state.lingers_ms = rig.personality.machine["lingers_ms"]
     for end in (finished, killed):
         process, said = using_a_card(sublet)
         index = index_of(rig, said["uuid"])
@@ -567,6 +570,7 @@ def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shel
         release_all(sublet.home)
         until(lambda: is_free(card_of(sublet, rig, index)), WAIT_S)  # noqa: B023
         assert not rig.dirty(index)
+    rig.state.lingers_ms = SOON_MS
 
 
 @SECOND

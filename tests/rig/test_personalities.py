@@ -91,7 +91,7 @@ if "--try" in sys.argv:
 if "--suspend" in sys.argv:
     probed = asyncio.run(probe_cards(machine_inventory(Path("/tmp"), None, found=found)))
     suspend = {card_of(device): device.suspend.value for device in probed.devices if card_of(device)}
-print(json.dumps([tried, suspend, others]))
+print(json.dumps([tried, suspend, others, found.driver, [str(trouble) for trouble in found.troubles]]))
 """
 
 HAS_BEEN_THERE: Final = """
@@ -142,9 +142,12 @@ def test_every_personality_has_an_outcome() -> None:
 def test_a_card_is_tried_out_before_it_is_lent(new_rig: NewRig, personality: Personality) -> None:
     """What could not clean a card was found out when its first lease ended: the card was then quarantined for good."""
     rig, expected = new_rig(personality), EXPECTED[personality.name]
-    tried, suspend, others = run_on(
+    tried, suspend, others, driver, troubles = run_on(
         rig, FIRST_DAY, "--try", "--suspend", CUDA_VISIBLE_DEVICES=""
     )  # what a person set is not the machine's
+    assert driver == rig.state.driver.decode()
+    assert all(rig.personality.not_lent in trouble for trouble in troubles)
+    assert len(troubles) == (len(rig.personality.cards) if rig.personality.not_lent else 0)
     assert [one["card"] for one in tried] == lendable(rig)
     for one in tried:
         assert expected.failed in one["failed"] if expected.failed else one["failed"] == "", one
@@ -160,7 +163,7 @@ def test_a_card_is_tried_out_before_it_is_lent(new_rig: NewRig, personality: Per
 def test_a_program_that_the_driver_ends_is_told_from_one_that_it_keeps_waiting(new_rig: NewRig) -> None:
     rig = new_rig(WORKSTATION)
     row = rig.trouble("cuInit", kills=11)
-    tried, _, _ = run_on(rig, FIRST_DAY, "--try")
+    tried, *_ = run_on(rig, FIRST_DAY, "--try")
     assert [one["failed"] for one in tried] == ["the program that tried it out ended with signal 11"] * 2
     clear(row)
 
@@ -170,7 +173,7 @@ def test_a_card_that_others_have_to_themselves_is_no_broken_one(new_rig: NewRig)
     rig = new_rig(EXCLUSIVE)
     row = rig.draws(1, GIB, os.getpid())
     row.list = 0  # it computes
-    tried, _, others = run_on(rig, FIRST_DAY, "--try")
+    tried, _, others, *_ = run_on(rig, FIRST_DAY, "--try")
     assert [(one["failed"], bool(one["busy"])) for one in tried] == [("", False), ("", True)]
     assert [blocks for _, blocks, _ in others] == [False, True]
 
@@ -180,7 +183,7 @@ def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_no_broken_one
     rig = new_rig(EXCLUSIVE)
     rig.state.lingers_ms = 3_000
     run_on(rig, HAS_BEEN_THERE)
-    tried, _, _ = run_on(rig, FIRST_DAY, "--try")
+    tried, *_ = run_on(rig, FIRST_DAY, "--try")
     assert [one["failed"] or one["busy"] for one in tried] == ["", ""]
 
 
@@ -191,7 +194,7 @@ def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_t
     row.list = 0  # it computes
     goes = threading.Timer(2.0, setattr, [row, "taken", 0])
     goes.start()
-    _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")
+    _, suspend, *_ = run_on(rig, FIRST_DAY, "--suspend")
     goes.join()
     assert set(suspend.values()) == {"same_type"}
 
@@ -203,7 +206,7 @@ def test_an_mps_server_is_no_stranger_on_its_card(new_rig: NewRig) -> None:
         assert server.stdout is not None
         assert server.stdout.readline() == b"\n"
         rig.draws(0, 30 * MIB, server.pid).list = 0  # NVML lists it among those that compute
-        _, _, others = run_on(rig, FIRST_DAY)
+        _, _, others, *_ = run_on(rig, FIRST_DAY)
         amount, blocks, detail = others[0]
         assert amount == 64 * MIB
         assert not blocks
@@ -230,7 +233,7 @@ def test_a_desktop_keeps_nobody_from_its_card(new_rig: NewRig, is_told: bool) ->
     rig = new_rig(WORKSTATION)
     for row in rig.desktop:
         row.untold = not is_told
-    _, _, others = run_on(rig, FIRST_DAY)
+    _, _, others, *_ = run_on(rig, FIRST_DAY)
     amount, blocks, detail = others[0]
     assert amount >= 576 * MIB
     assert not blocks
@@ -243,7 +246,7 @@ def test_a_desktop_keeps_nobody_from_its_card(new_rig: NewRig, is_told: bool) ->
 def test_the_desktop_of_windows_keeps_nobody_from_the_card(new_rig: NewRig) -> None:
     """WSL lists no process and counts what Windows draws with: nobody was seen who used that memory."""
     rig = new_rig(LAPTOP)
-    _, _, others = run_on(rig, FIRST_DAY)
+    _, _, others, *_ = run_on(rig, FIRST_DAY)
     amount, blocks, detail = others[0]
     assert amount >= GIB
     assert not blocks
@@ -352,5 +355,5 @@ def test_each_model_is_tried_with_a_card_that_can_be_had(new_rig: NewRig) -> Non
     rig = new_rig(mixed)
     first = rig.card(0)
     rig.draws(0, first.memory - first.reserved - first.idle, os.getpid()).list = 0  # it computes
-    _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")
+    _, suspend, *_ = run_on(rig, FIRST_DAY, "--suspend")
     assert [suspend[rig.card(index).name] for index in range(4)] == [*["same_type"] * 3, "same_device"]

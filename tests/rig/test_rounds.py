@@ -36,7 +36,7 @@ from sublet.node.agent.rehearsal import PATTERN
 from sublet.values import MIB
 from tests.rig import card_functions
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, clear, forking_rig
+from tests.rig.rig import SOON_MS, Rig, clear, forking_rig
 from tests.rig.test_interface import exported
 from tests.rig.test_machines import small_contexts
 from tests.traces import supervisor_of
@@ -55,6 +55,8 @@ ERRORS: Final = {
     "nv": (2, 3, 4, 10, 19, 21, 25, 999, 12_345),
 }
 HANGS_S: Final = 0.5
+LINGERS_MS: Final = (SOON_MS, 300)
+"""How long the memory of a process that has ended stays in use, in this round."""
 VARIANTS: Final = {
     "race": ("revoke", "kill", "release"),
     "kill": ("guest", "supervisor", "office"),
@@ -302,6 +304,7 @@ def test_no_card_is_lent_with_anything_of_others_on_it(rounds: Rounds, kind: str
     variants = VARIANTS[kind]
     for number in range(ROUNDS or len(variants)):
         chance = random.Random(f"{SEED} {kind} {number}")
+        rounds.rig.state.lingers_ms = chance.choice(LINGERS_MS)
         try:
             getattr(rounds, kind)(chance, variants[number] if number < len(variants) else chance.choice(variants))
             rounds.settle()

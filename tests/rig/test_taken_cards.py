@@ -22,7 +22,7 @@ from sublet.values import GIB, NS_PER_S
 from tests.commands import start_program
 from tests.rig import card_functions
 from tests.rig.personalities import ALL_IN_CONTAINER, LAPTOP
-from tests.rig.rig import Rig, clear, forking_rig
+from tests.rig.rig import SOON_MS, Rig, clear, forking_rig
 from tests.traces import PATIENCE_S, end_office, plain_env, until
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_taken_cards.py")]
@@ -82,6 +82,7 @@ def taken(request: pytest.FixtureRequest, rig_place: Path, tmp_path_factory: pyt
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("LD_LIBRARY_PATH", str(rig.folder))
+        rig.state.lingers_ms = SOON_MS
         env = plain_env() | {"SUBLET_HOME": str(home)}
         office = start_program(OFFICE, str(SUSPEND_NS), env=env, out=said, err=said)
         try:

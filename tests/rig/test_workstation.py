@@ -21,7 +21,8 @@ from sublet.values import MIB
 from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import SHOWN, WORKSTATION
-from tests.rig.rig import Rig, clear, forking_rig
+from tests.rig.quick_office import quick_office
+from tests.rig.rig import SOON_MS, Rig, clear, forking_rig
 from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
 from tests.traces import supervisor_of
@@ -41,6 +42,7 @@ SLOW_MS: Final = 500
 def rig(rig_place: Path) -> Iterator[Rig]:
     with forking_rig(rig_place, WORKSTATION) as made:
         made.card(1).compute_mode = PROHIBITED
+        made.state.lingers_ms = SOON_MS
         yield made
 
 
@@ -51,18 +53,17 @@ def begun(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[tuple[
     shell.env |= rig.env
     stranger, slow = rig.draws(0, MIB, os.getpid()), rig.trouble(NAMES_PROCESSES, delay_ms=SLOW_MS)
     stranger.list = COMPUTES
-    started = shell("up")
-    assert started.status == 0, started
-    with connect(home=shell.home) as fabric:
-        try:
-            fabric.gpu(min_vram="1GiB", wait=0).release()
-            said = "lent"
-        except CapacityExceeded as error:
-            said = str(error)
-    stranger.taken = 0
-    clear(slow)
-    yield shell, said
-    shell.end()
+    with quick_office(shell.home, rig.env):
+        with connect(home=shell.home) as fabric:
+            try:
+                fabric.gpu(min_vram="1GiB", wait=0).release()
+                said = "lent"
+            except CapacityExceeded as error:
+                said = str(error)
+        stranger.taken = 0
+        clear(slow)
+        yield shell, said
+        shell.end()
 
 
 @pytest.fixture(scope="module")
