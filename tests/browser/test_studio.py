@@ -143,6 +143,14 @@ def visit(chromium: Any) -> Iterator[Visit]:
         context.close()
 
 
+PRESSED_TWICE: Final = """() => {
+    const button = document.querySelector("form.start button");
+    button.click();
+    setTimeout(() => button.click(), 60);
+}"""
+"""As a double click of a person does: the second comes when the first is on its way to the studio."""
+
+
 def picture(page: Any, name: str) -> None:
     if PICTURES:
         page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
@@ -579,7 +587,7 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
         with owner.gpu(min_vram=WHOLE, count=2, ttl="10m") as held, held.activity():
             page.get_by_label("Name").fill("thesis")
             page.get_by_label("GPU memory").fill("8GiB")
-            page.get_by_role("button", name="Start").dblclick()  # the second click is no second session, and no error
+            page.evaluate(PRESSED_TWICE)  # which is no second session, and no error
             page.get_by_text("waiting, place 1").wait_for()
             picture(page, "studio-waiting")
             page.evaluate("window.isTheSame = true")
