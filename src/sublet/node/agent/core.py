@@ -57,7 +57,7 @@ class AgentCore:
         self.is_joined = False
         """Whether a supervisor has said who it is, and is still there."""
         self.is_told = False
-        """Whether that supervisor knows which leases live: the grants are on their way to it."""
+        """Whether that supervisor knows which leases live: all grants have been sent to it."""
         self._sink = report
         self._incarnation = incarnation
         self._out: OrderedDict[Hashable, Order] = OrderedDict()
@@ -70,6 +70,8 @@ class AgentCore:
         self._had_one = False
         self._has_grants = False
         """Whether the grants that live were handed in for this supervisor."""
+        self._is_telling = False
+        """Whether the turn in which they were is over: what a holder asks must not come before the last of them."""
         self._tries = 0
         """Attempts to join that have failed in a row."""
         self._revoked: dict[TenantId, int] = {}
@@ -94,14 +96,16 @@ class AgentCore:
         if not self.is_joined:
             self._out.clear()  # a new supervisor receives everything that is live
         elif self._has_grants:
-            self.is_told = True
+            self._is_telling = True
 
     def next_message(self) -> Orders | None:
         """The next orders to send, as many as one message takes. To be asked for when the connection takes more."""
-        if not self.is_joined or not self._out:
+        if not self.is_joined:
             return None
         batch = tuple(self._out.popitem(last=False)[1] for _ in range(min(len(self._out), ORDERS_MAX)))
-        return Orders(orders=batch, incarnation=self._incarnation())
+        if self._is_telling and not self._out:
+            self.is_told = True
+        return Orders(orders=batch, incarnation=self._incarnation()) if batch else None
 
     def heard(self, reports: Iterable[Report]) -> None:
         """The supervisor reports; the office hears of it as soon as it listens."""
@@ -137,7 +141,7 @@ class AgentCore:
 
     def dropped(self) -> None:
         """There is no connection any more: it was given up here."""
-        self.is_joined = self.is_told = self._has_grants = False
+        self.is_joined = self.is_told = self._has_grants = self._is_telling = False
         self._joined = None
         self.watchdog.gone()
 

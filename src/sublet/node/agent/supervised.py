@@ -128,8 +128,6 @@ class SupervisedAgent:
         if self._core.is_joined:
             self._watch(now_ns)
             self._push()
-            if self._core.is_told:
-                self._is_told.set()
         return None
 
     # ---- life ----
@@ -445,12 +443,13 @@ class SupervisedAgent:
     def _push(self) -> None:
         """What was ordered, in messages of a size that is taken, and no faster than they are."""
         self._send()
-        while self._link is not None and not self._link.has_output:
-            message = self._core.next_message()
-            if message is None:
-                return
+        while (
+            self._link is not None and not self._link.has_output and (message := self._core.next_message()) is not None
+        ):
             self._link.event(dumps(message))
             self._send()
+        if self._core.is_told:
+            self._is_told.set()
 
 
 def _of_another_version(pid: int, error: InvalidRequest) -> Unsupported:

@@ -174,9 +174,27 @@ def test_the_supervisor_is_told_once_the_grants_are_on_their_way(stage: Stage) -
     stage.core.turn_over()
     assert not stage.core.is_told
     assert stage.core.grants_sent(joined)
+    assert stage.core.next_message() is None
     assert not stage.core.is_told, "not before the turn that ordered them is over"
     stage.core.turn_over()
+    assert stage.core.next_message() is None
     assert stage.core.is_told
+
+
+def test_no_holder_is_admitted_before_the_last_grant_is_out(stage: Stage) -> None:
+    """Thousands of grants are several messages, and what a holder asks would come before those that wait for room."""
+    stage.core.joining()
+    joined = stage.core.configured(Configured(pid=1, version="", started_ns=0, live=(), guests=0))
+    for n in range(ORDERS_MAX + 1):
+        stage.core.send(end(n))
+    stage.core.grants_sent(joined)
+    stage.core.turn_over()
+    told = []
+    while stage.core.next_message() is not None:
+        told.append(stage.core.is_told)
+    assert told == [False, True]
+    stage.core.send(end(0))
+    assert stage.core.is_told, "an order of another turn is not waited for"
 
 
 def test_grants_that_were_handed_in_for_one_that_is_gone_do_not_count_for_the_next(stage: Stage) -> None:
@@ -187,6 +205,7 @@ def test_grants_that_were_handed_in_for_one_that_is_gone_do_not_count_for_the_ne
     stage.core.configured(Configured(pid=2, version="", started_ns=0, live=(), guests=0))
     assert not stage.core.grants_sent(joined)
     stage.core.turn_over()
+    assert stage.messages() == []
     assert not stage.core.is_told
 
 
@@ -197,6 +216,7 @@ def test_a_holder_is_admitted_while_its_lease_is_known_and_its_rights_are_what_t
         stage.core.check_admission(ann, rights[ann.tenant])
     stage.join()
     stage.core.turn_over()
+    assert stage.messages() == []
     for one in (ann, page):
         stage.core.check_admission(one, rights[one.tenant])
     stage.core.cut_off(TenantId("ann"))
