@@ -424,10 +424,13 @@ def _end(status: int) -> None:
 def _load() -> None:
     """What an office or a studio loads; and any command, its help, or what is said of one that there is not. Files
     that root's offices look at before they begin have been looked at, too."""
-    import uvicorn.lifespan.off  # noqa: F401
+    import anyio._backends._asyncio  # noqa: F401
+    import uvicorn.lifespan.off
+    import uvicorn.loops.uvloop
+    import uvicorn.protocols.http.h11_impl  # noqa: F401
 
     from sublet.engines import local, start_settings  # noqa: F401
-    from sublet.studio import service, web  # noqa: F401
+    from sublet.studio import connections, service, web  # noqa: F401
 
     with contextlib.suppress(SubletError):  # each office says it itself
         check_program()
