@@ -257,7 +257,7 @@ def bill(
 
 def explain(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Explain why a session waits or rests, or what may end its lease."""
-    from sublet.studio.views import advice, session_views, state
+    from sublet.studio.views import advice, refusal, session_views, state
 
     fabric, sessions = _reach()
     found = _settled(sessions, session)
@@ -275,7 +275,7 @@ def explain(*, session: SessionArg, as_json: AsJson = False) -> int:
         why = f"{last.reason}: {last.detail}" if last.detail else last.reason
         print(visible(f"  last lease  {last.id} ended at {_moment(last.ended_ns)} ({why})"))
     if found.refused:
-        print(visible(f"  last asked  {found.refused}"))
+        print(visible(f"  last asked  {refusal(found.refused)}"))
     if can := advice(view):
         print(f"  you can     {visible(typeable(can))}")
     return DONE

@@ -13,7 +13,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.people import Person, Token
 from sublet.studio.session_bill import bill_heads, bill_row, sum_row
-from sublet.studio.views import CELL_HEADS, Json, about, cell_row, offer_facts, place, state, the_bill
+from sublet.studio.views import CELL_HEADS, Json, about, cell_row, offer_facts, place, refusal, state, the_bill
 from sublet.values import format_size
 
 TITLE: Final = "Sublet studio"
@@ -314,7 +314,7 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
     elif view["state"] == "waiting":
         facts.append(("queue", "asked for; the office has not answered yet"))
     elif view["reason"]:
-        facts.append(("last asked", view["reason"]))
+        facts.append(("last asked", refusal(view["reason"])))
     last = view["leases"][-1] if view["leases"] else None
     if view["state"] == "active" and last is not None and last["devices"]:
         facts.append(("GPU", ", ".join(last["devices"])))

@@ -148,12 +148,18 @@ def state(view: Json) -> str:
     """``active``, with what else is worth knowing at a glance."""
     said: str = view["state"]
     if view["end"]:
-        return f"{said}: {view['end']}"
+        return said if view["end"] == said else f"{said}: {view['end']}"
     if view["position"]:
         return f"{said}, place {view['position']}"
     if view["suspended"]:
         return f"{said}, suspended"
     return f"{said}, busy" if view["busy"] else said
+
+
+def refusal(text: str) -> str:
+    """Why there was no lease when it was last asked for, without the code that programs go by."""
+    code, _, detail = text.partition(": ")
+    return detail if detail and code.isidentifier() else text
 
 
 def place(view: Json) -> str:

@@ -148,7 +148,7 @@ def test_an_element_escapes_text_and_keeps_elements() -> None:
     ("state", "shown", "hidden"),
     [
         ({"state": "resting"}, ["Resume", "End"], ["Rest:", "Leave the queue"]),
-        ({"state": "resting", "reason": "capacity: full"}, ["capacity: full"], []),
+        ({"state": "resting", "reason": "capacity: all are lent"}, ["<dd>all are lent</dd>"], ["capacity:"]),
         ({"state": "resting", "suspended": True}, ["run the next cell", "suspended"], ["Resume"]),
         ({"state": "waiting", "position": 3, "estimate": 90.0, "reason": "two before it"}, ["place 3, in about"], []),
         (

@@ -8,7 +8,7 @@ from msgspec import to_builtins
 from sublet.client.model import Offer
 from sublet.studio.office import offer_of
 from sublet.studio.records import Offered
-from sublet.studio.views import offer_facts, the_bill
+from sublet.studio.views import offer_facts, refusal, state, the_bill
 from sublet.values import GIB, Kind
 from sublet.wire.http import BillLine
 
@@ -75,3 +75,25 @@ def test_an_offer_has_the_same_words_in_every_place() -> None:
     assert offer_of(smaller) == Offer(kind=Kind.GPU, asked=2 * GIB, offered=GIB, valid=30.0)
     facts = offer_facts({"text": str(offer_of(smaller)), "price": None, **until, "accepted": True})
     assert facts == [("offered", "1GiB instead of 2GiB"), ("offer open", "accepted; it is handed over")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "too_big: GPU unavailable: 9 GPUs are more than any node has",
+            "GPU unavailable: 9 GPUs are more than any node has",
+        ),
+        ("quota: the quota of gpus is 2, 2 held and 1 asked", "the quota of gpus is 2, 2 held and 1 asked"),
+        ("GPU unavailable: all are lent", "GPU unavailable: all are lent"),
+        ("interrupted", "interrupted"),
+    ],
+)
+def test_why_there_was_no_lease_is_said_without_the_code(text: str, said: str) -> None:
+    assert refusal(text) == said
+
+
+def test_a_session_that_was_ended_is_not_said_to_be_so_twice() -> None:
+    view = {"state": "ended", "end": "ended"}
+    assert state(view) == "ended"
+    assert state(view | {"end": "expired"}) == "ended: expired"
