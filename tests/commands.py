@@ -46,7 +46,6 @@ __all__ = [
     "start_piped",
     "start_program",
     "start_sublet",
-    "write_sublet",
 ]
 
 ROOT: Final = Path(__file__).parents[1]
@@ -126,28 +125,6 @@ def _run_to_end(
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             process.kill()
             raise subprocess.TimeoutExpired(list(command), timeout) from error
-
-
-_SUBLET: Final = """#!{python} -IS
-import os, sys
-sys.path.append({root!r})
-from tests.forked import fork, order_for
-umask = os.umask(0)
-order = order_for([{python!r}, "-m", "sublet", *sys.argv[1:]], os.environ, os.getcwd(), umask=umask)
-status = fork({server!r}, order, (0, 1, 2)).wait()
-sys.exit(status if status >= 0 else 128 - status)
-"""
-_SUBLET_ANEW: Final = """#!/bin/sh
-exec {python} -m sublet "$@"
-"""
-
-
-def write_sublet(path: Path, env: Mapping[str, str]) -> None:
-    """Make a program ``sublet`` for shells with this environment. A signal to it does not reach the command."""
-    forks = _order([sys.executable, "-m", "sublet"], env) is not None
-    program = _SUBLET if forks else _SUBLET_ANEW
-    path.write_text(program.format(python=sys.executable, root=str(ROOT), server=_servers_of(env).commands))
-    path.chmod(0o755)
 
 
 def start_sublet(*words: str, env: Mapping[str, str], said: IO[bytes]) -> Process:

@@ -25,7 +25,6 @@ import pytest
 
 from sublet.client.home import runtime_dir
 from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE
-from tests.commands import Process, start_sublet, write_sublet
 from tests.integration.test_docs import FENCED
 from tests.light_jupyter import light_environment
 from tests.security.other_users import ROOT, User, closed_folder
@@ -38,6 +37,9 @@ pytestmark = [
 ]
 PAGE: Final = (ROOT / "docs" / "course.md").read_text()
 PATIENCE_S: Final = 120.0
+COMMANDS: Final = """#!/bin/sh
+exec {python} -m sublet "$@"
+"""
 
 
 class Afternoon:
@@ -46,8 +48,10 @@ class Afternoon:
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.home, self.port = folder, (folder / "state").resolve(), port
         self.said = ""
-        self.studio: Process | None = None
+        self.studio: subprocess.Popen[bytes] | None = None
         (folder / "bin").mkdir()
+        (folder / "bin" / "sublet").write_text(COMMANDS.format(python=sys.executable))
+        (folder / "bin" / "sublet").chmod(0o755)
         (folder / "root").mkdir()
         self.env = plain_env() | {
             "SUBLET_HOME": str(self.home),
@@ -57,7 +61,6 @@ class Afternoon:
             COLD_VARIABLE: WITHOUT_FIGURES,
             TENANT_WARM_VARIABLE: "no",
         }
-        write_sublet(folder / "bin" / "sublet", self.env)
         light = light_environment(folder / "light", str(ROOT), str(ROOT / "src"))
         cold = {COLD_VARIABLE: WITHOUT_FIGURES, TENANT_WARM_VARIABLE: "no"}
         self.student = User(2001, folder / "ana", "", env=cold | light)
@@ -85,10 +88,9 @@ class Afternoon:
     def serve(self, command: str) -> None:
         """In the second terminal."""
         log = self.folder / "studio"
-        assert command.startswith("sublet ")
-        words = [*self.here(command).split()[1:], "--listen", f"127.0.0.1:{self.port}"]
+        words = [*self.here(command).split(), "--listen", f"127.0.0.1:{self.port}"]
         with log.open("wb") as said:
-            self.studio = start_sublet(*words, env=self.env, said=said)
+            self.studio = subprocess.Popen(words, env=self.env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         until("the studio is up", lambda: "The studio is up" in log.read_text(), PATIENCE_S)
         self.said = log.read_text()
 
