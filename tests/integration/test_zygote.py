@@ -19,25 +19,20 @@ from typing import Any, Final
 
 import pytest
 
+from tests.commands import run_program
+
 ROOT: Final = Path(__file__).parents[2]
-STAGE: Final = (sys.executable, "-m", "tests.integration.zygote_stage")
+STAGE: Final = "import runpy; runpy.run_module('tests.integration.zygote_stage', run_name='__main__')"
 LIBRARIES: Final = [["decimal"], *([name] for name in ("numpy", "torch") if importlib.util.find_spec(name))]
 """What a guest computes with: the large ones where they happen to be installed."""
 PATIENCE_S: Final = 120
 
 
 def play(scene: str, *arguments: str, **env: str) -> Any:
-    done = subprocess.run(
-        [*STAGE, scene, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """In a fork: what is looked at are the zygotes and guests that it starts."""
+    done = run_program(STAGE, scene, *arguments, env={**os.environ, **env}, timeout=PATIENCE_S)
+    assert done.status == 0, done.err.decode()
+    return json.loads(done.out)
 
 
 def test_a_guest_is_what_a_fresh_interpreter_would_be_and_the_keepers_child() -> None:
@@ -237,7 +232,7 @@ def test_one_copy_waits_in_advance_and_is_nobodys_guest() -> None:
 
 
 def test_a_guest_that_ignores_everything_ends_with_the_keeper() -> None:
-    with subprocess.Popen([*STAGE, "orphan"], cwd=ROOT, stdout=subprocess.PIPE) as keeper:
+    with subprocess.Popen([sys.executable, "-c", STAGE, "orphan"], cwd=ROOT, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdout is not None
         try:
             pidfd = os.pidfd_open(int(keeper.stdout.readline()))
