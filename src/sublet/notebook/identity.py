@@ -9,8 +9,9 @@ crossed again, with whatever it had by then, or is gone.
 
 from __future__ import annotations
 
+import collections
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any, Final
 
 from sublet.lazy_dataclass import dataclass
@@ -103,7 +104,7 @@ class Identities:
             if n == 0 or value is home:
                 continue
             if objects.get(tag) is not value:
-                self._drop_object(tag)
+                self._drop_objects((tag,))
                 objects[tag] = value
                 self._tags[id(value)] = tag
             crossing.tags.append(tag)
@@ -144,16 +145,25 @@ class Identities:
         crossing.names.discard(name)
         if crossing.names:
             return
-        self._uses.subtract(crossing.tags)
-        for tag in [tag for tag in crossing.tags if not self._uses[tag]]:
-            if self._uses.pop(tag, None) is not None:  # `del` of a counter is Python's, and five times slower
-                self._drop_object(tag)
+        uses = self._uses
+        shared = [tag for tag in crossing.tags if uses[tag] > 1]
+        for tag in shared:
+            uses[tag] -= 1
+        kept = {tag for tag in shared if uses[tag]}
+        gone = [*dict.fromkeys(tag for tag in crossing.tags if tag not in kept)] if shared else crossing.tags
+        # With calls for each of them, the 27,000 objects of a figure would take half as long again.
+        collections.deque(map(uses.pop, gone), 0)
+        self._drop_objects(gone)
 
-    def _drop_object(self, tag: Tag) -> None:
-        value = self._objects.pop(tag, None)
-        self._gradients.pop(tag, None)
-        if value is not None and self._tags.get(id(value)) == tag:
-            del self._tags[id(value)]
+    def _drop_objects(self, tags: Collection[Tag]) -> None:
+        objects, tag_of = self._objects, self._tags
+        held = [tag for tag in tags if tag in objects]
+        values = list(map(objects.pop, held))
+        keys = [key for key, tag in zip(map(id, values), held, strict=True) if tag_of.get(key) == tag]
+        collections.deque(map(tag_of.pop, keys), 0)
+        if self._gradients:
+            for tag in tags:
+                self._gradients.pop(tag, None)
 
 
 def _gradient(tensor: Any) -> tuple[Any, int]:
