@@ -74,6 +74,16 @@ def test_deleting_a_name_sends_nothing_and_deletes_it_on_both_sides(nb: Notebook
     assert nb.there("del kept") == "NameError"
 
 
+def test_the_name_of_an_exception_that_was_handled_is_gone_on_both_sides(nb: Notebook) -> None:
+    """As after any `except ... as e`, whatever `e` was before."""
+    nb.here("from math import e, pi")
+    nb.there("try: 1 / 0\nexcept ZeroDivisionError as e: kept = e")
+    assert "e" not in nb.names
+    assert nb.names["pi"] > 3
+    nb.there("is_there = 'e' in globals()")
+    assert nb.names["is_there"] is False
+
+
 def test_a_name_that_was_not_deleted_after_all_is_what_it_was(nb: Notebook) -> None:
     nb.here("a = [1]; b = [2]")
     nb.there("len(b)")

@@ -315,6 +315,8 @@ class _Reader(ast.NodeVisitor):
         if handler.name:
             self._bind(handler.name)
         self.block(handler.body)
+        if handler.name:  # Python deletes it at the end
+            self._delete(handler.name)
 
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
