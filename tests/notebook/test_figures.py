@@ -139,6 +139,19 @@ def test_a_colour_bar_follows_its_image_on_both_sides(nb: Notebook) -> None:
     assert nb.names["seen"] == 5.0
 
 
+@pytest.mark.parametrize("norm", ["LogNorm(1, 100)", "Normalize(1, 100)", "SymLogNorm(1, vmin=1, vmax=100)"])
+def test_a_norm_that_has_a_name_is_that_of_the_figure(nb: Notebook, norm: str) -> None:
+    """Its class may be one that matplotlib has made of a scale, which pickles its objects in a way of its own."""
+    nb.here(f"from matplotlib import colors\nnorm = colors.{norm}")
+    nb.here("fig, ax = plt.subplots(); im = ax.imshow(np.ones((3, 3)), norm=norm); bar = fig.colorbar(im)")
+    assert nb.there("im.set_clim(2, 50); seen = float(norm.vmin), im.norm is norm, bar.norm is norm") is None
+    assert nb.names["seen"] == (2, True, True)
+    assert nb.names["im"].norm is nb.names["norm"]
+    nb.here("norm.vmax = 70")
+    assert nb.there("seen = round(bar.vmax), round(im.norm.vmax), im.norm is norm") is None
+    assert nb.names["seen"] == (70, 70, True)
+
+
 def test_a_figure_that_cannot_be_pickled_stays_and_is_named(nb: Notebook) -> None:
     assert nb.there("import threading\nfig = plt.figure(); fig.lock = threading.Lock(); fig.lock.acquire()") is None
     assert nb.came.stays["fig"] == "a thread lock that is held"

@@ -128,7 +128,8 @@ class _Pickler(pickle.Pickler):
     def _part(self, value: Any) -> Any:
         reduced = value.__reduce_ex__(5)
         if not isinstance(reduced, tuple) or reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return reduced
+            # Such as a logarithmic norm, which names and other figures may hold as well.
+            return self._beside(value) if figure_of(value) is None else reduced
         _, (_, *arguments), state, *more = (*reduced, None, None, None)[:5]
         if arguments or any(one is not None for one in more):
             return reduced
