@@ -5,6 +5,7 @@ Runs where ``loading`` runs. A library is imported here only because the value t
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import enum
@@ -485,11 +486,44 @@ def leaving_classes() -> Iterator[dict[type, ClassState]]:
         _classes_here.reset(before)
 
 
+def fill_mapping(made: Any, contents: tuple[Any, list[tuple[Any, Any]]]) -> None:
+    """Attributes and items of a dict of a class of the program's, whose ``__setitem__`` may want the attributes, and
+    may do more than to set an item."""
+    state, items = contents
+    if state is not None and hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+    elif state is not None:
+        attributes, slots = state if type(state) is tuple else (state, None)
+        made.__dict__.update(attributes or {})
+        for name, value in (slots or {}).items():
+            object.__setattr__(made, name, value)
+    kind: Any = collections.OrderedDict if isinstance(made, collections.OrderedDict) else dict
+    for key, value in items:
+        kind.__setitem__(made, key, value)
+
+
+METHODS_FIRST: Final = "\0methods"
+"""Stands before the attributes of a class."""
+
+
+def methods_first(kind: type, methods: dict[str, Any]) -> tuple[str, ...]:
+    """Give a new class its methods: the attributes that follow may hold objects of this very class, and to unpickle
+    one, or to put it into a set, takes its methods."""
+    here = _classes_here.get()
+    if here is not None and id(kind) in here.ids:
+        return ()
+    early = tuple(name for name in methods if name not in vars(kind))
+    for name in early:
+        type.__setattr__(kind, name, methods[name])
+    return early
+
+
 def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
     """What stands in a class; one that was here before loses what it has no more."""
     from cloudpickle.cloudpickle import _class_setstate
 
     attributes = state[0]
+    early = attributes.pop(METHODS_FIRST, ())
     here = _classes_here.get()
     if here is not None and id(kind) in here.ids:
         own = {name: value for name, value in attributes.items() if name != "_abc_impl"}
@@ -498,6 +532,8 @@ def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
     if not isinstance(kind, enum.EnumMeta):
         for name in gone_from(kind, ClassState(attributes, [])):
             delattr(kind, name)
+    for name in early:  # they are set again, each at its place
+        type.__delattr__(kind, name)
     _class_setstate(kind, state)
 
 

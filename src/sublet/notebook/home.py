@@ -7,7 +7,9 @@ finds, where it arrives, the namespace there; which names it will look for is no
 
 from __future__ import annotations
 
+import builtins
 import concurrent.futures
+import importlib.machinery
 import logging
 import multiprocessing.connection
 import subprocess
@@ -24,7 +26,14 @@ from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 from sublet.state.checkpoints.object_groups import StandsFor
 from sublet.state.transfer.names import MAINS
-from sublet.state.transfer.reducers import EncodingRules, GpuRule, ReductionRefused, contents_of, loaded
+from sublet.state.transfer.reducers import (
+    RUN_AT_LOADING,
+    EncodingRules,
+    GpuRule,
+    ReductionRefused,
+    contents_of,
+    loaded,
+)
 
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
 """What pickle can encode without use: a file descriptor of another process, and weak references to what has no
@@ -35,13 +44,6 @@ BOUND_TO_PROCESS: Final = (subprocess.Popen, concurrent.futures.Future, logging.
 """What belongs to its process, for as long as it runs or always."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
 READ_ANY: Final = frozenset({"eval", "exec", "globals"})
-LOADING: Final = frozenset(
-    {
-        *("__new__", "__init__", "__setstate__", "__reduce__", "__reduce_ex__", "__setattr__", "__getattr__"),
-        *("__getattribute__", "__hash__", "__eq__", "__setitem__", "append", "extend", "add", "update"),
-    }
-)
-"""Methods that may run while an object is unpickled."""
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class Reads:
     def note_class(self, value: type) -> None:
         """One that goes by value."""
         self.maybe |= words_of_annotations(value)
-        for name in LOADING & vars(value).keys():
+        for name in RUN_AT_LOADING & vars(value).keys():
             method = vars(value)[name]
             code = getattr(getattr(method, "__func__", method), "__code__", None)
             self.loads |= set() if code is None else names_of(code)[0]
@@ -158,6 +160,8 @@ class HomeRules(EncodingRules):
             return self._lock
         if issubclass(kind, BOUND_TO_PROCESS):
             return self._idle
+        if kind is importlib.machinery.ModuleSpec:
+            return self._spec
         shell = sys.modules.get("IPython.core.interactiveshell")
         if shell is not None and issubclass(kind, shell.InteractiveShell):
             return self._shell
@@ -169,6 +173,13 @@ class HomeRules(EncodingRules):
 
     def _comm(self, value: Any) -> Any:
         raise ReductionRefused("a widget's connection to the front end")
+
+    def _spec(self, value: Any) -> Any:
+        """``exec`` puts the dict of all builtins into the dict that it is given. A copy of them is worth nothing, and
+        functions that were defined there would read a copy of that dict."""
+        if value is builtins.__spec__:
+            raise ReductionRefused("a namespace that exec has run code in")
+        return NotImplemented
 
     def _lock(self, value: Any) -> Any:
         """One that no thread holds is the same as a new one."""
@@ -221,7 +232,11 @@ class HomeRules(EncodingRules):
             self.reads.note_class(value)
         if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced
-        return (*reduced[:5], rebuild.set_class)
+        make, arguments, state, *_ = reduced
+        if make is rebuild.make_class:
+            own, slots = state
+            state = self._methods_first(value, own), slots
+        return make, arguments, state, None, None, rebuild.set_class
 
 
 def is_at_home(value: types.FunctionType) -> bool:

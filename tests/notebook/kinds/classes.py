@@ -84,12 +84,38 @@ CLASSES: list[Kind] = [
         "x == C(b=[1]) and type(x) is C",
     ),
     travels(
+        "a data class within a class, and a class within a function",
+        "from dataclasses import dataclass\nclass C:\n    @dataclass\n    class D:\n        a: int\n"
+        "def f():\n    class L:\n        __slots__ = ()\n    return L\nx = [C.D(1), f()]",
+        "repr(x[0]) == 'C.D(a=1)' and x[1].__qualname__ == 'f.<locals>.L' and x[1].__name__ == 'L'",
+        "x[0].a = 2",
+        "repr(x[0]) == 'C.D(a=2)' and type(x[0]) is C.D",
+    ),
+    travels(
         "a frozen data class with slots",
         "from dataclasses import dataclass\n@dataclass(frozen=True, slots=True)\nclass C:\n"
         "    a: list\ny = []; x = C(y)",
         "x.a is y",
         "x.a.append(1)",
         "x.a is y and y == [1]",
+    ),
+    travels(
+        "a frozen data class with slots, with objects of its own as attributes",
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n@dataclass(frozen=True, slots=True)\n"
+        "class C:\n    a: int\n    zero: ClassVar['C']\n    def twice(self): return C(self.a * 2)\n"
+        "C.zero = C(0); C.known = {C(1), C(2)}; x = C(3)",
+        "C.zero == C(0) and C(2) in C.known and x.twice() == C(6) and type(C.zero) is C",
+        "C.one = C(1)",
+        "C.one in C.known and list(vars(C)).index('twice') < list(vars(C)).index('zero')",
+    ),
+    travels(
+        "a class that keeps its objects in a set, with a hash of its own",
+        "class C:\n    all = set()\n    def __init__(self, a): self.a = a; C.all.add(self)\n"
+        "    def __hash__(self): return hash(self.a)\n    def __eq__(self, other): return self.a == other.a\n"
+        "x = C(1); C(2)",
+        "len(C.all) == 2 and x in C.all",
+        "C(2); C(3)",
+        "len(C.all) == 3 and x in C.all and C(2) in C.all",
     ),
     travels(
         "an enumeration",

@@ -168,6 +168,32 @@ CONTAINERS: list[Kind] = [
         "x[0] = 0",
         "y == b'a\\0cd' and x.obj is y and bytes(x) == b'\\0c'",
     ),
+    refused(
+        "a namespace that exec has run code in",
+        "x = {}; exec('a = 1\\ndef f(): return a', x)",
+        "a namespace that exec has run code in",
+        "x['f']() == 1",
+    ),
+    travels(
+        "an ordered dict of one's own, which wants arguments and keeps a limit",
+        "from collections import OrderedDict\nclass C(OrderedDict):\n"
+        "    def __init__(self, most): self.most = most; super().__init__()\n"
+        "    def __setitem__(self, k, v):\n        super().__setitem__(k, v); self.move_to_end(k)\n"
+        "        if len(self) > self.most: self.popitem(last=False)\n"
+        "y = []; x = C(2); x['a'] = 1; x['b'] = y",
+        "list(x) == ['a', 'b'] and x['b'] is y and x.most == 2",
+        "x['c'] = 3; y.append(x)",
+        "list(x) == ['b', 'c'] and x['b'] is y and y[0] is x and type(x) is C",
+    ),
+    travels(
+        "a dict of one's own that counts what is set",
+        "class C(dict):\n    def __init__(self, log): self.log = log\n"
+        "    def __setitem__(self, k, v): self.log.append(k); super().__setitem__(k, v)\n"
+        "y = []; x = C(y); x['a'] = 1",
+        "x.log is y and y == ['a'] and x['a'] == 1",
+        "x['b'] = 2",
+        "y == ['a', 'b'] and x.log is y and dict(x) == {'a': 1, 'b': 2}",
+    ),
     refused("a memory view with gaps", "x = memoryview(bytearray(8))[::2]", "a memoryview with gaps"),
     travels(
         "a list of one's own",

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from sublet.durable import rebuild
 from sublet.errors import Unpicklable
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def step_to(holder: object, held: object, parent: object) -> str | None:
     """How ``held`` is reached from ``holder``, or None: then it is a piece of the pickler's own."""
     if isinstance(holder, dict):
         for key, value in dict.items(holder):
-            if value is held:
+            if value is held and key != rebuild.METHODS_FIRST:
                 return key_step(key, attribute=holder is not parent)
             if key is held:
                 return f" key {short(key)}"

@@ -48,6 +48,13 @@ OWNERS: Final = (bytearray, array.array)
 """A view of their memory is a view of it after loading as well, if both travel together."""
 HEAP_TYPE: Final = 1 << 9
 """The flag of classes that were made while the program ran."""
+RUN_AT_LOADING: Final = frozenset(
+    {
+        *("__new__", "__init__", "__setstate__", "__reduce__", "__reduce_ex__", "__setattr__", "__getattr__"),
+        *("__getattribute__", "__hash__", "__eq__", "__setitem__", "append", "extend", "add", "update"),
+    }
+)
+"""Methods that may run while an object is unpickled."""
 
 
 SINGLE_DISPATCH: Final = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
@@ -199,6 +206,8 @@ class EncodingRules:
             return self._remembering
         if kind is functools.cached_property:
             return self._cached_property
+        if issubclass(kind, dict) and kind.__module__ in MAINS and kind.__setitem__ is not dict.__setitem__:
+            return self._mapping_of_program
         if kind is typing.NewType:
             return self._new_type
         if kind is typing.TypeVar:
@@ -270,9 +279,33 @@ class EncodingRules:
             attributes = {name: one for name, one in attributes.items() if name not in members}
             return rebuild.make_enum, (*arguments[:3], members, *arguments[4:]), (attributes, slots), *others
         kind, name, bases, given, *rest = arguments
+        if value.__qualname__ != name:  # cloudpickle leaves it out, and a data class shows it
+            given = {**given, "__qualname__": "".join(value.__qualname__)}
         if vars(value).get("__slots__"):  # cloudpickle makes one without slots of it
             given = {**given, "__slots__": value.__dict__["__slots__"]}
         return rebuild.make_class, (kind, name, bases, given, *rest), (_whole(value, attributes), slots), *others
+
+    def _methods_first(self, value: type, own: dict[str, Any]) -> dict[str, Any]:
+        """The attributes of a class, for ``rebuild.set_class``. Where objects of its own may be among them its methods
+        come before the others."""
+        methods = _methods_needed(own)
+        if not methods:
+            return own
+        first = _Made((rebuild.methods_first, (value, methods)))
+        self.keep.append(first)
+        self.temporary.update((id(first), id(methods)))
+        return {rebuild.METHODS_FIRST: first, **own}
+
+    def _mapping_of_program(self, value: Any) -> Any:
+        """pickle would set the items with the class' own ``__setitem__``, before the attributes; and call the class
+        without arguments, if it is an ordered dict."""
+        kind = type(value)
+        make, arguments, state, _, items = (*value.__reduce_ex__(4), None, None, None)[:5]
+        is_known = (make is kind and arguments == ()) or (make is copyreg.__newobj__ and arguments == (kind,))  # type: ignore[attr-defined]
+        if not is_known:
+            return NotImplemented
+        new: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+        return new, (kind,), (state, list(items or ())), None, None, rebuild.fill_mapping
 
     def _type_var(self, value: typing.TypeVar) -> Any:
         if found_by_name(value):
@@ -752,6 +785,19 @@ def _whole(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 _NOT_SENT: Final = frozenset({"__dict__", "__weakref__", "__annotate_func__", "__static_attributes__"})
+
+
+def _methods_needed(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a class needs before its other attributes are put together, if objects of its own may be among these: its
+    methods, where some of them run while an object is unpickled, and what decorators such as ``dataclass`` noted."""
+    if RUN_AT_LOADING.isdisjoint(own) or all(type(one) in _NO_OBJECTS for one in own.values()):
+        return {}
+    return {name: one for name, one in own.items() if type(one) in _METHODS or _DUNDER.fullmatch(name)}
+
+
+_DUNDER: Final = re.compile("__.*__")
+_METHODS: Final = frozenset({types.FunctionType, staticmethod, classmethod, property})
+_NO_OBJECTS: Final = _METHODS | {type(None), bool, int, float, complex, str, bytes, types.GenericAlias}
 
 
 class _Made:

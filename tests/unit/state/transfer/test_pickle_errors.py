@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import InvalidRequest, Unpicklable
+from sublet.notebook.home import HomeRules
 from sublet.state.checkpoints.object_groups import encode_roots
 from sublet.state.transfer.codec import encode
 
@@ -105,6 +106,17 @@ def test_what_an_object_says_of_itself_is_one_short_line(error: Exception, what:
     with pytest.raises(Unpicklable) as caught:
         encode(Refuses(error))
     assert caught.value.what == f"a {__name__}.Refuses{what}"
+
+
+def test_a_method_of_a_class_that_has_objects_is_called_by_its_name() -> None:
+    """The methods of such a class are pickled before its other attributes."""
+
+    def init(self: object, seen: object = generator()) -> None: ...
+
+    kind = type("Kind", (), {"__init__": init, "all": [], "__module__": "__main__"})
+    with pytest.raises(Unpicklable) as caught:
+        encode_roots({"kind": kind}, rules=HomeRules())
+    assert caught.value.path == "kind.__init__ (default 0)"
 
 
 def test_everything_that_cannot_travel_is_named_at_once() -> None:
