@@ -66,7 +66,7 @@ from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import Floors, gpu_millis
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.queue_order import kinds_of, yields_after_maximum
+from sublet.office.ledger.queue_order import has_smaller_share, kinds_of, yields_after_maximum
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
@@ -129,7 +129,7 @@ def victim(
     reserved, own, other = state.has_reserved(lease), state.group_of(request.tenant), state.group_of(lease.tenant)
     if reserved == own != other:
         return Victim(lease, 0, EndReason.PREEMPTED, ran_ns, is_idle, is_lent=True)
-    if is_idle and not inside_floor and is_between_cells(lease, request, now_ns, policy):
+    if is_idle and not inside_floor and is_between_cells(lease, request, state, now_ns, policy):
         is_idle = False
     if reserved == other != own and not is_idle:
         return None
@@ -151,13 +151,15 @@ def victim(
     return None
 
 
-def is_between_cells(lease: LeaseRecord, request: LeaseRecord, now_ns: int, policy: Policy) -> bool:
-    """Whether the holder of an idle lease keeps it from this request for its next cell."""
+def is_between_cells(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether the holder of an idle lease keeps it from this request for its next cell. Only one that has used less
+    does: otherwise a tenant would have more if it released its lease often, and so was always a newcomer."""
     return (
         lease.idle_since_ns is not None
         and now_ns < lease.idle_since_ns + policy.pause_ns
         and not is_further_turn(lease, policy)
         and lets_pauses_pass(request, now_ns, policy)
+        and has_smaller_share(state, lease.tenant, request.tenant, now_ns, policy)
     )
 
 

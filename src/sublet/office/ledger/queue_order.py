@@ -198,6 +198,14 @@ def _asked_amounts(state: State, request: LeaseRecord) -> list[int]:
     return found
 
 
+def has_smaller_share(state: State, one: TenantId, other: TenantId, now_ns: int, policy: Policy) -> bool:
+    """Whether the first tenant has used less per weight, by its group or, within one, by itself."""
+    shares, own, others = Shares(state, now_ns, policy), state.group_of(one), state.group_of(other)
+    if own != others:
+        return shares.of_group(own)[0] < shares.of_group(others)[0]
+    return shares.of_tenant(one) < shares.of_tenant(other)
+
+
 def goes_before(state: State, lease: LeaseRecord, other: LeaseRecord, now_ns: int, policy: Policy) -> bool:
     """Whether a request, waiting or just come, stands before another one in the queue."""
     shares = Shares(state, now_ns, policy)

@@ -438,8 +438,8 @@ class Schedule:
             return
         kept_from = self._kept_from(state, lease, step.now.ns, is_for_taking=True)
         alike = _alike(state, lease, kept_from, policy) if takeable.are_at_rest else None
-        if alike is not None:
-            alike = (*alike, preemption.lets_pauses_pass(lease, step.now.ns, policy))
+        if alike is not None and preemption.lets_pauses_pass(lease, step.now.ns, policy):
+            alike = None  # whose request it is makes a difference
         if alike is not None and alike in in_vain:
             return
         rooms = self._open_to(lease, promised_parts.rooms_for(state, lease), kept_from)

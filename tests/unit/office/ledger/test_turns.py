@@ -112,7 +112,9 @@ def test_a_newcomer_keeps_its_gpu_in_a_pause_between_two_cells(tier: Tier) -> No
     assert again.status is LeaseStatus.GRANTED
 
 
-@pytest.mark.parametrize("by", ["a newcomer", "spot", "its floor", "its long wait", "another further turn"])
+@pytest.mark.parametrize(
+    "by", ["a newcomer", "spot", "its floor", "its smaller share", "its long wait", "another further turn"]
+)
 def test_a_pause_is_kept_from_further_turns_alone(by: str) -> None:
     """From those that can yield at short notice not, nor from a group that has its floor, nor for ever."""
     if by == "another further turn":  # both have had the maximum
@@ -128,6 +130,8 @@ def test_a_pause_is_kept_from_further_turns_alone(by: str) -> None:
     elif by == "its floor":
         bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("lab"), floor=1)))
         bench.do(cmd.SetTenant(tenant=ANN, group=GroupId("lab")))
+    elif by == "its smaller share":
+        bench.do(cmd.SetTenant(tenant=ANN, weight=1000))
     elif by == "its long wait":
         bench.renew(held)
         bench.wait(599)
