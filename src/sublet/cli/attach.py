@@ -115,7 +115,7 @@ class Attendance:
                 while self._signals:
                     self._signalled(self._signals.pop(0))
                 self._pass_input()
-                self._mind_the_time()
+                self._check_deadlines()
                 if not self._is_done():
                     self._wait(wake)
 
@@ -132,7 +132,7 @@ class Attendance:
     def _heard(self, happening: Happening) -> None:
         match happening:
             case Data(channel=channel, data=data):
-                self._said(channel, data)
+                self._on_output(channel, data)
             case Event(body=body):
                 self._news(read(body))
             case Closed():
@@ -144,7 +144,7 @@ class Attendance:
             case _:
                 pass
 
-    def _said(self, channel: int, piece: bytes) -> None:
+    def _on_output(self, channel: int, piece: bytes) -> None:
         stream, _ = output_head(piece)
         outlet = self._out if stream == STREAM_STDOUT else self._err
         self.last_words = (self.last_words + piece[max(OUTPUT_HEAD_BYTES, len(piece) - LAST_WORDS) :])[-LAST_WORDS:]
@@ -175,7 +175,7 @@ class Attendance:
             self._lasts_at_s = None
             self._input_over = True
 
-    def _mind_the_time(self) -> None:
+    def _check_deadlines(self) -> None:
         now_s = time.monotonic()
         if self._lasts_at_s is not None and now_s >= self._lasts_at_s:
             self._lasts_at_s = None

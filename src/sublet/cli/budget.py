@@ -36,7 +36,7 @@ def change(
     """
     body = {"amount": amount, "currency": currency, **_which(tenant, group, per)}
     answer: Json = CommandOffice.reach().post("/v1/budgets", body)
-    return _say(answer, "is set", as_json)
+    return _print_result(answer, "is set", as_json)
 
 
 def credit(
@@ -71,13 +71,13 @@ def credit(
             f"{error.message}; whether the credit counts is not known",
             do=f"Repeat the command with --request-id {asked}: then it counts once.",
         ) from error
-    return _say(answer, "has credit", as_json)
+    return _print_result(answer, "has credit", as_json)
 
 
 def rm(*, tenant: _Tenant = None, group: _Group = None, per: _Per = "month", as_json: AsJson = False) -> int:
     """Remove a budget. Leases that had notice because of it stay."""
     answer: Json = CommandOffice.reach().post("/v1/budgets/remove", _which(tenant, group, per))
-    return _say(answer, "is removed", as_json)
+    return _print_result(answer, "is removed", as_json)
 
 
 def ls(*, as_json: AsJson = False) -> int:
@@ -110,7 +110,7 @@ def _which(tenant: str | None, group: str | None, per: str) -> Json:
     return {"tenant": tenant, "group": group, "per": per}
 
 
-def _say(answer: Json, done: str, as_json: bool) -> int:
+def _print_result(answer: Json, done: str, as_json: bool) -> int:
     if as_json:
         document(answer)
         return DONE

@@ -126,7 +126,7 @@ def burst(
     Ctrl-C.
     """
     if words[0] in ("ls", "show"):
-        return _looked_at(words, as_json=as_json)
+        return _inspect(words, as_json=as_json)
     if len(words) > 1:
         raise UsageError(f"{visible(words[1])} is one word too many", do="Inputs are given with --over.")
     if over is None:
@@ -183,7 +183,7 @@ def burst(
             sys.stderr.write(f"sublet: interrupted; the same command runs only what is missing (--name {called})\n")
         return status
     watch.finish(result)
-    _say(result, failures, status)
+    _print_result(result, failures, status)
     unwritten = {"--metrics": watch.unwritten}
     if picture is not None:
         from sublet.jobs.svg import picture as drawn
@@ -464,7 +464,7 @@ def _as_text(value: object) -> object:
     return tolist() if callable(tolist) else str(value)
 
 
-def _say(result: JobResult, failures: list[ChunkFailed], status: int) -> None:
+def _print_result(result: JobResult, failures: list[ChunkFailed], status: int) -> None:
     done = result.chunks_succeeded + result.chunks_skipped
     parts = [f"{plural(done, 'chunk')} done"]
     parts += [f"{result.chunks_skipped} of them by an earlier run"] * bool(result.chunks_skipped)
@@ -488,7 +488,7 @@ def _say(result: JobResult, failures: list[ChunkFailed], status: int) -> None:
 # ---- looking at bursts
 
 
-def _looked_at(words: Sequence[str], *, as_json: bool) -> int:
+def _inspect(words: Sequence[str], *, as_json: bool) -> int:
     import sublet
 
     if words[0] == "ls" and len(words) > 1:

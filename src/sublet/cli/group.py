@@ -56,7 +56,7 @@ def add(
     quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     body: Json = {"id": group, "quota": quota, **_given(weight, floor, ceiling)}
     answer: Json = CommandOffice.reach().post("/v1/groups", body)
-    return _say(answer, f"Group {group} is added", as_json)
+    return _print_result(answer, f"Group {group} is added", as_json)
 
 
 def change(
@@ -88,7 +88,7 @@ def change(
         known: list[Json] = [view["quota"] for view in office.get("/v1/groups") if view["id"] == group]
         body["quota"] = quota_of(known[0] if known else {}, *given)
     answer: Json = office.patch(f"/v1/groups/{CommandOffice.quote(group)}", body)
-    return _say(answer, f"Group {group} is changed", as_json)
+    return _print_result(answer, f"Group {group} is changed", as_json)
 
 
 def rm(*, group: _Name, as_json: AsJson = False) -> int:
@@ -137,7 +137,7 @@ def _given(weight: int | None, floor: int | NoLimit | None, ceiling: int | NoLim
     return body
 
 
-def _say(answer: Json, sentence: str, as_json: bool) -> int:
+def _print_result(answer: Json, sentence: str, as_json: bool) -> int:
     if as_json:
         document(answer)
         return DONE

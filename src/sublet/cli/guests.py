@@ -108,7 +108,7 @@ def stop(
         raise UsageError("--now and --grace contradict each other", do="Give one of them.")
     grace_ns = 0 if now else -1 if grace is None else round(grace * NS_PER_S)
     with _connected() as conversation:
-        view = _look(conversation, guest)
+        view = _fetch_guest(conversation, guest)
         if view["state"] != "gone":
             conversation.call(message("EndGuest", guest=guest, grace_ns=grace_ns))
             view = _when_gone(conversation, guest, (60.0 if grace is None else grace) + GONE_PATIENCE_S)
@@ -140,7 +140,7 @@ def _listed(conversation: Conversation, *, lease: str, ended: bool) -> list[Json
             return found
 
 
-def _look(conversation: Conversation, guest: str) -> Json:
+def _fetch_guest(conversation: Conversation, guest: str) -> Json:
     found = read(conversation.call(message("ListGuests", guest=guest, ended=True)).body)["guests"]
     if not found:
         from sublet.errors import NotFound
@@ -152,7 +152,7 @@ def _look(conversation: Conversation, guest: str) -> Json:
 
 def _when_gone(conversation: Conversation, guest: str, patience_s: float) -> Json:
     until_s, pause_s = time.monotonic() + patience_s, 0.005
-    while (view := _look(conversation, guest))["state"] != "gone" and time.monotonic() < until_s:
+    while (view := _fetch_guest(conversation, guest))["state"] != "gone" and time.monotonic() < until_s:
         time.sleep(pause_s)
         pause_s = min(0.1, pause_s * 1.5)
     return view

@@ -108,7 +108,7 @@ def run(
         record = Runner(job, teller).run()
         teller.end(record)
     _copy(job, target)
-    _say_where(job, target)
+    _print_paths(job, target)
     return _status_of(record)
 
 
@@ -216,7 +216,7 @@ def fetch(
         _copy(found, target)
     except OSError as error:
         raise InvalidRequest(f"{folder} cannot be written: {error.strerror}", do="Name another folder.") from None
-    _say_where(found, target)
+    _print_paths(found, target)
     return DONE
 
 
@@ -304,7 +304,7 @@ def _make_page(job: Job) -> None:
             job.put(job.page, page.encode())
 
 
-def _say_where(job: Job, target: Path) -> None:
+def _print_paths(job: Job, target: Path) -> None:
     if not target.exists():
         return
     print(f"{paint('notebook', 'bold')}  {target}")
@@ -317,15 +317,15 @@ def _say_where(job: Job, target: Path) -> None:
 
 def _status_of(record: JobRecord) -> int:
     if record.exit_code:
-        _say(record)
+        _print_error(record)
         return record.exit_code
     if not record.is_over:
-        _say(record)
+        _print_error(record)
         return 130
     return DONE
 
 
-def _say(record: JobRecord) -> None:
+def _print_error(record: JobRecord) -> None:
     sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(typeable(record.message))}\n")
     if record.do:
         sys.stderr.write(f"  {visible(typeable(record.do))}\n")

@@ -98,7 +98,9 @@ def start(
     made = sessions.start(session, terms)
     if not later:
         _hold(sessions, made, waiting)
-    return _say(fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json)
+    return _print_result(
+        fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json
+    )
 
 
 def resume(
@@ -119,7 +121,9 @@ def resume(
     fabric, sessions = _reach()
     found = sessions.find(session)
     _hold(sessions, found, waiting, _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model))
-    return _say(fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json)
+    return _print_result(
+        fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json
+    )
 
 
 def accept(*, session: SessionArg, as_json: AsJson = False) -> int:
@@ -129,21 +133,23 @@ def accept(*, session: SessionArg, as_json: AsJson = False) -> int:
     """
     fabric, sessions = _reach()
     found = sessions.accept(session)
-    return _say(fabric, sessions, found.id, "The offer is accepted, and is handed over.", as_json=as_json)
+    return _print_result(fabric, sessions, found.id, "The offer is accepted, and is handed over.", as_json=as_json)
 
 
 def decline(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Decline the offer; the session goes on waiting for what it asked for."""
     fabric, sessions = _reach()
     found = sessions.decline(session)
-    return _say(fabric, sessions, found.id, "It waits for what it asked for.", as_json=as_json)
+    return _print_result(fabric, sessions, found.id, "It waits for what it asked for.", as_json=as_json)
 
 
 def rest(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
     """Release the lease of a session, or leave the queue. Saved state is kept."""
     fabric, sessions = _reach()
     found = sessions.rest(session, even_if_busy=now)
-    return _say(fabric, sessions, found.id, f"Go on: {typed('sublet session resume')} {found.name}", as_json=as_json)
+    return _print_result(
+        fabric, sessions, found.id, f"Go on: {typed('sublet session resume')} {found.name}", as_json=as_json
+    )
 
 
 def end(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
@@ -151,7 +157,7 @@ def end(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> i
     fabric, sessions = _reach()
     found = sessions.end(session, even_if_busy=now)
     hint = f"What it saved is in the volume {found.volume}, if it saved anything."
-    return _say(fabric, sessions, found.id, hint, as_json=as_json)
+    return _print_result(fabric, sessions, found.id, hint, as_json=as_json)
 
 
 def ls(
@@ -184,7 +190,7 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
     from sublet.studio.views import CELL_HEADS, cell_row, offer_facts, place, session_views, state, the_bill
 
     fabric, sessions = _reach()
-    view = session_views(fabric, [_settled(sessions, session)])[0]
+    view = session_views(fabric, [_reconciled(sessions, session)])[0]
     if as_json:
         document(view)
         return DONE
@@ -237,7 +243,7 @@ def bill(
     if as_csv and as_json:
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
     fabric, sessions = _reach()
-    found = _settled(sessions, session)
+    found = _reconciled(sessions, session)
     own = [entry for entry in sessions.entries(0) if entry.session == found.id]
     cells, total = bill_lines(fabric, found, own, time.time_ns())
     lines = [one.document() for one in cells]
@@ -260,7 +266,7 @@ def explain(*, session: SessionArg, as_json: AsJson = False) -> int:
     from sublet.studio.views import advice, refusal, session_views, state
 
     fabric, sessions = _reach()
-    found = _settled(sessions, session)
+    found = _reconciled(sessions, session)
     view = session_views(fabric, [found])[0]
     if view["lease"] is not None:
         from sublet.cli.lease import explain as explain_lease
@@ -292,7 +298,7 @@ def _reach() -> tuple[Fabric, Sessions[Lease]]:
     return fabric, open_sessions(FabricOffice(fabric), name="sublet session")
 
 
-def _settled(sessions: Sessions[Lease], session: str) -> Session:
+def _reconciled(sessions: Sessions[Lease], session: str) -> Session:
     found = sessions.find(session)
     sessions.settle()
     return sessions.find(found.id)
@@ -318,7 +324,7 @@ def _hold(sessions: Sessions[Lease], session: Session, waiting: float, less: Map
     sessions.set_down(session.id, sessions.acquire(session.id, {"wait": waiting, **less}, offered))
 
 
-def _say(fabric: Fabric, sessions: Sessions[Lease], ident: str, hint: str, *, as_json: bool) -> int:
+def _print_result(fabric: Fabric, sessions: Sessions[Lease], ident: str, hint: str, *, as_json: bool) -> int:
     from sublet.studio.views import session_views, state
 
     view = session_views(fabric, [sessions.find(ident)])[0]

@@ -198,7 +198,7 @@ class _Watch:
 
     def moved(self, progress: TrainingProgress, lease: Lease) -> None:
         if self._line.live:
-            text = told(progress)
+            text = progress_text(progress)
             self._line.set(lambda _: f"{text} · {lease.id}, {seconds(round(lease.remaining))} left")
 
     def waits(self, place: Place) -> None:
@@ -217,7 +217,7 @@ class _Watch:
         self._parts = {"stdout": b"", "stderr": b""}
 
 
-def told(progress: TrainingProgress) -> str:
+def progress_text(progress: TrainingProgress) -> str:
     """How far it is, in a few words."""
     words = [f"step {progress.steps}"]
     if progress.epoch is not None and progress.epochs:
@@ -245,7 +245,7 @@ def _say_bill(run: TrainingRun, status: int, stopped: str) -> None:
     if progress.first_step is None:
         if stopped:
             before = "in its beginning" if run.began else "before the program began"
-            sys.stderr.write(f"sublet: {stopped} {before}; {_go_on(run)}\n")
+            sys.stderr.write(f"sublet: {stopped} {before}; {_how_to_resume(run)}\n")
         return
     here = f", {progress.steps_here} of them now" if progress.first_step else ""
     said = [
@@ -261,10 +261,10 @@ def _say_bill(run: TrainingRun, status: int, stopped: str) -> None:
     sys.stderr.write(f"sublet: {'; '.join(said)}\n")
     if status:
         kept = f"step {progress.saved_steps} is saved" if progress.saved_steps >= 0 else "nothing new is saved"
-        sys.stderr.write(f"  {kept}; {_go_on(run)}\n")
+        sys.stderr.write(f"  {kept}; {_how_to_resume(run)}\n")
 
 
-def _go_on(run: TrainingRun) -> str:
+def _how_to_resume(run: TrainingRun) -> str:
     """What it always comes to: where the checkpoints are, and that the command finds them."""
     return f"the same command goes on from the last checkpoint in volume {run.plan.volume} (--name {run.plan.name})."
 

@@ -131,20 +131,20 @@ def verify(*, volumes: _Names, as_json: AsJson = False) -> int:
     for volume in volumes:
         view: Json = office.get(_path(volume))
         try:
-            said = {"name": volume, **_looked_at(view)}
+            said = {"name": volume, **_checked(view)}
         except CapacityExceeded as error:
             said, status = {"name": volume, "ok": None, "problems": [f"{error}"]}, REFUSED
         else:
             status = status or (DONE if said["ok"] else FAILED)
         found.append(said)
         if not as_json:
-            _say(said)
+            _print_problem(said)
     if as_json:
         document(found)
     return status
 
 
-def _looked_at(view: Json) -> Json:
+def _checked(view: Json) -> Json:
     """What the verifier says that runs under the lease that has it, or under one that takes it."""
     if view["state"] not in ("live", "retained"):
         raise CapacityExceeded(f"volume {view['name']} is {view['state']}", do="There is nothing to look at.")
@@ -165,7 +165,7 @@ def _looked_at(view: Json) -> Json:
     raise error(f"volume {view['name']} could not be looked at: {first or f'exit status {done.returncode}'}")
 
 
-def _say(said: dict[str, Any]) -> None:
+def _print_problem(said: dict[str, Any]) -> None:
     if said["ok"] is None:
         sys.stderr.write(f"sublet: {visible(said['problems'][0])}\n")
         return

@@ -35,14 +35,14 @@ class LoopLine(HolderLine):
         self._loop = loop
 
     def ask(self, call: VolumeCall) -> VolumeReply:
-        self._elsewhere()
+        self._check_not_on_loop()
         return super().ask(call)
 
     def lend(self) -> str:
-        self._elsewhere()
+        self._check_not_on_loop()
         return super().lend()
 
-    def _elsewhere(self) -> None:
+    def _check_not_on_loop(self) -> None:
         with contextlib.suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
                 raise InvalidRequest(

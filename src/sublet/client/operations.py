@@ -420,12 +420,12 @@ class OfficeOperations:
 
     def query(self, path: str, shape: type[T]) -> Program[T]:
         """GET something. Looking changes nothing, so it may be asked again."""
-        reply = yield from self._looking(path)
+        reply = yield from self._get(path)
         return decode(reply, shape)
 
     def text(self, path: str) -> Program[str]:
         """GET something that is not JSON."""
-        reply = yield from self._looking(path)
+        reply = yield from self._get(path)
         if reply.status != 200:
             decode(reply, dict)
         return reply.body.decode()
@@ -461,7 +461,7 @@ class OfficeOperations:
                     yield Revive()
             yield Pause(pause)
 
-    def _looking(self, path: str) -> Program[HttpReply]:
+    def _get(self, path: str) -> Program[HttpReply]:
         call = HttpCall(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S)
         reply = yield from self._asking(call, LOOK_PATIENCE_S)
         return reply

@@ -255,7 +255,7 @@ class LentMemory:
                 self._free.append(one)
             while sum(map(_size, self._free)) > self._bytes_max:
                 dropped.append(self._free.pop(0))
-        self._look_later()
+        self._start_timer()
 
     def let_go(self, free_for_s: float = 0.0) -> None:
         """Give back what no job has had for so long."""
@@ -270,7 +270,7 @@ class LentMemory:
         with self._lock:
             return sum(map(_size, self._free))
 
-    def _look_later(self) -> None:
+    def _start_timer(self) -> None:
         with self._lock:
             if self._is_timed or not self._free:
                 return
@@ -284,7 +284,7 @@ class LentMemory:
     def _look(self) -> None:
         self._is_timed = False
         self.let_go(KEPT_FOR_S)
-        self._look_later()
+        self._start_timer()
 
 
 def _size(one: LentFile) -> int:

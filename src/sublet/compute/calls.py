@@ -353,7 +353,7 @@ class Exchange:
                     asked.parts.append((said, fds))
                     return
                 close_all(fds)
-                _say(said)
+                _print_output(said)
             case Over():
                 self._break(happening)
             case _:
@@ -391,7 +391,7 @@ def _left_s(until_ns: int | None) -> float:
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 
 
-def _say(said: ReceivedMessage) -> None:
+def _print_output(said: ReceivedMessage) -> None:
     """What a function prints or logs, here."""
     with contextlib.suppress(OSError, ValueError):  # our own output may be closed
         if said.kind == WorkerMessage.OUTPUT:

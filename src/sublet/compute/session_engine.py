@@ -228,14 +228,14 @@ class Engine:
             except (GpuSessionEnded, StaleEpoch):  # then it is freed
                 pass
             finally:
-                self._hang_up(GpuSessionEnded("this session is closed", do="Open a new one."))
+                self._end(GpuSessionEnded("this session is closed", do="Open a new one."))
 
     def drop(self) -> None:
         """The program holds no reference to it any more: hang up, and the guest frees everything."""
         with self.lock:
-            self._hang_up(GpuSessionEnded("this session was dropped", do="Open a new one."))
+            self._end(GpuSessionEnded("this session was dropped", do="Open a new one."))
 
-    def _hang_up(self, over: SubletError) -> None:
+    def _end(self, over: SubletError) -> None:
         self.over = self.over or over
         self._line.close()
         self._rest()
@@ -335,7 +335,7 @@ class Engine:
     def _is_over(self, over: SubletError, cause: SubletError) -> NoReturn:
         self._queue.take()
         self._failure = None
-        self._hang_up(copy(over))  # kept without what is on the stack now, whose memory may be large
+        self._end(copy(over))  # kept without what is on the stack now, whose memory may be large
         if over is cause:
             raise over
         raise over from cause

@@ -38,9 +38,9 @@ def end_forked(status: int) -> NoReturn:
     """End this process, which was forked from a zygote. Threads it should wait for have ended."""
     if threading.active_count() > 1:
         raise SystemExit(status)
-    for step in (atexit._run_exitfuncs, _let_go, _flush_all):  # as Python itself ends
-        _try(step)
-    if not (_try(lambda: _flush(sys.stdout)) and _try(lambda: _flush(sys.stderr))):
+    for step in (atexit._run_exitfuncs, _clear_main, _flush_all):  # as Python itself ends
+        _succeeds(step)
+    if not (_succeeds(lambda: _flush(sys.stdout)) and _succeeds(lambda: _flush(sys.stderr))):
         status = status or _FLUSH_FAILED
     library = ctypes.PyDLL(None)
     if status == LEASE_ENDED:
@@ -60,11 +60,11 @@ def keep_finalizers_back() -> None:
 def end_at_once(status: int) -> NoReturn:
     """End this process, forked or not, without waiting for its threads: exit functions, files, and no more."""
     for step in (atexit._run_exitfuncs, _flush_all, lambda: _flush(sys.stdout), lambda: _flush(sys.stderr)):
-        _try(step)
+        _succeeds(step)
     os._exit(status)
 
 
-def _let_go() -> None:
+def _clear_main() -> None:
     main = sys.modules["__main__"].__dict__
     for name in [name for name in main if not name.startswith("__")]:
         main[name] = None  # not deleted: a finalizer that looks for it finds something
@@ -77,7 +77,7 @@ def _flush_all() -> None:
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
         for one in found:
             if type(one) is kind and one not in (sys.stdout, sys.stderr):
-                _try(lambda one=one: _flush(one))  # type: ignore[misc]
+                _succeeds(lambda one=one: _flush(one))  # type: ignore[misc]
 
 
 def _flush(file: Any) -> None:
@@ -85,7 +85,7 @@ def _flush(file: Any) -> None:
         file.flush()
 
 
-def _try(step: Callable[[], object]) -> bool:
+def _succeeds(step: Callable[[], object]) -> bool:
     """Whether it went well. Nothing that fails now may keep the rest from being done."""
     try:
         step()

@@ -115,9 +115,9 @@ class KernelInterrupts:
 
     def _wake_again(self) -> None:
         cell = self._cell
-        _ = start_thread("interrupt", lambda: self._insist(cell))
+        _ = start_thread("interrupt", lambda: self._interrupt_until_done(cell))
 
-    def _insist(self, cell: str) -> None:
+    def _interrupt_until_done(self, cell: str) -> None:
         pause_s = AGAIN_S
         while True:
             time.sleep(pause_s)

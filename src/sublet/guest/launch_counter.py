@@ -57,7 +57,7 @@ class LaunchCounter:
         self._call("cuptiActivityEnable", CONCURRENT_KERNEL)
         account.begin_counting()
         atexit.register(self._stop)
-        start_thread("launches", self._keep_looking, again=True)
+        start_thread("launches", self._run, again=True)
 
     def flush(self) -> None:
         """What ran up to now is in the tally of the lease, but for kernels that are still under way."""
@@ -94,7 +94,7 @@ class LaunchCounter:
             self._counted += counted
             self._spare.append(self._lent.pop(buffer))
 
-    def _keep_looking(self) -> None:
+    def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(_LOOK_S):
             self.flush()

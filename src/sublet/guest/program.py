@@ -95,7 +95,7 @@ class Program:
             with io.open_code(path) as file:
                 source = file.read()
         except OSError as error:
-            _say(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {os.strerror(error.errno or 0)}")
+            _print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {os.strerror(error.errno or 0)}")
             raise SystemExit(2) from None
         main = _new_main()
         main.__file__ = path
@@ -167,6 +167,6 @@ def _is_archive(path: str) -> bool:
     return not path.endswith((".py", ".pyw")) and zipfile.is_zipfile(path)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(line + "\n")

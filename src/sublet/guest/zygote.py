@@ -112,7 +112,7 @@ class Zygote:
         self._link.event(dumps(ready))
         return True
 
-    def farewell(self) -> None:
+    def flush(self) -> None:
         """Send what is to be sent, so far as the supervisor takes it."""
         while not send_some(self._sock, self._link) or self._link.version is None:
             poll = select.poll()
@@ -224,14 +224,14 @@ def main(arguments: list[str]) -> None:
         sock.set_inheritable(False)
         zygote = Zygote(sock)
         if not zygote.warm_up(modules):
-            zygote.farewell()
+            zygote.flush()
             raise SystemExit(1)
         program = zygote.serve()
     if program is None:
         zygote.close()
         raise SystemExit(0)
     sys.orig_argv[:] = [sys.executable, *program.argv]
-    _give_way()
+    _prefer_own_sublet()
     bootstrap.run(program, end_forked)
 
 
@@ -335,7 +335,7 @@ def _start_ticks(pid: int) -> int:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
-def _give_way() -> None:
+def _prefer_own_sublet() -> None:
     """If this interpreter has a Sublet of its own, that is the one its programs import, whatever version it is."""
     loaded = sys.modules["sublet"].__path__[0]
     found = importlib.machinery.PathFinder.find_spec("sublet", sys.path)

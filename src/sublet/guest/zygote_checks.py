@@ -96,7 +96,7 @@ def trial_fault(trial_s: float = TRIAL_S, compute: Callable[[], str | None] | No
     pid = os.fork()
     if pid == 0:
         os.close(read)
-        _look(write, compute or compute_a_little)
+        _run_check(write, compute or compute_a_little)
     os.close(write)
     threads = forked_thread_count()
     said = _wait(read, pid, trial_s)
@@ -123,7 +123,7 @@ def compute_a_little() -> str | None:
     return None
 
 
-def _look(write: int, compute: Callable[[], str | None]) -> None:
+def _run_check(write: int, compute: Callable[[], str | None]) -> None:
     said = "the child could not look at itself"
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

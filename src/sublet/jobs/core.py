@@ -454,7 +454,7 @@ class Coordinator:
             if self._past:
                 for key in works.keys:
                     self._past.pop(key, None)
-            self._say(now_ns, "done", len(works))
+            self._emit(now_ns, "done", len(works))
 
     def _close(self, batch: ChunkBatch) -> None:
         batch.is_open = False
@@ -466,7 +466,7 @@ class Coordinator:
             queue = self._queues[works.needs]
             queue.executing -= len(works)
             queue.put_back(works)
-            self._say(now_ns, "returned", len(works))
+            self._emit(now_ns, "returned", len(works))
         if self.stopped is not None:
             self._fail_waiting(self.stopped)
 
@@ -502,7 +502,7 @@ class Coordinator:
         work.needs = work.needs._replace(memory=past.memory)
         work.move(ChunkEvent.RETRY)
         self._retries += 1
-        self._say(now_ns, "retry", 1, f"chunk {work.indexes[0]}: {_told(failed)}")
+        self._emit(now_ns, "retry", 1, f"chunk {work.indexes[0]}: {_cause_text(failed)}")
         at_ns = now_ns + self.policy.backoff_ns(past.charges, self._chance())
         self._queue(work.needs).delayed += 1
         heapq.heappush(self._delayed, (at_ns, work.indexes[0], work))
@@ -514,7 +514,7 @@ class Coordinator:
             self._queues[work.needs].executing -= 1
         work.move(ChunkEvent.FAIL)
         failure = self._note_failure(work.keys[0], work.indexes[0], work.needs, reason)
-        self._say(now_ns, _ended_as(reason), 1, str(failure))
+        self._emit(now_ns, _ended_as(reason), 1, str(failure))
         if not self._collect and reason not in (FailReason.CANCELLED, FailReason.DEADLINE):
             self.stop(FailReason.CANCELLED)
 
@@ -559,7 +559,7 @@ class Coordinator:
         for queue in self._queues.values():
             queue.delayed = 0
         if count := sum(map(len, left)):
-            self._say(self._now_ns, _ended_as(reason), count, f"{count} chunks were not begun: {reason}")
+            self._emit(self._now_ns, _ended_as(reason), count, f"{count} chunks were not begun: {reason}")
         for works in left:
             works.move(ChunkEvent.FAIL)
             for key, index in zip(works.keys, works.indexes, strict=True):
@@ -682,7 +682,7 @@ class Coordinator:
             queue = self._queues[needs] = _Queue()
         return queue
 
-    def _say(self, at_ns: int, what: str, count: int, detail: str = "") -> None:
+    def _emit(self, at_ns: int, what: str, count: int, detail: str = "") -> None:
         self.events.append(JobEvent(at_ns, what, count, detail))
 
 
@@ -697,7 +697,7 @@ def _needs_longer(runs_ns: Sequence[int]) -> bool:
     return len(runs_ns) >= SAME_END and longest - min(runs_ns) <= SAME_SHARE * longest and min(runs_ns) >= SHORT_RUN_NS
 
 
-def _told(failed: RunFailed) -> str:
+def _cause_text(failed: RunFailed) -> str:
     return failed.cause if failed.error is None else f"{failed.cause} ({type(failed.error).__name__}: {failed.error})"
 
 

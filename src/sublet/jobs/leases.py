@@ -141,7 +141,7 @@ class LeasePool:
     def _ask(self, needs: Needs) -> None:
         """Until there are as many as are of use. It is started again after a shortage."""
         wait: float | None = 0
-        while self._goes_on(needs):
+        while self._may_continue(needs):
             try:
                 leases = self._acquire(needs, wait)
             except CapacityExceeded as error:
@@ -162,7 +162,7 @@ class LeasePool:
                 for lease in leases:
                     self._take_in(needs, lease)
 
-    def _goes_on(self, needs: Needs) -> bool:
+    def _may_continue(self, needs: Needs) -> bool:
         with self._changed:
             if self._book.missing(needs) > 0:
                 return True

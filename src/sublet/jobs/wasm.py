@@ -244,11 +244,11 @@ def _engine() -> wasmtime.Engine:
     config.max_wasm_stack = STACK_BYTES
     config.parallel_compilation = False  # a lease may have one core
     made: wasmtime.Engine = _wasmtime().Engine(config)
-    atexit.register(_let_go)
+    atexit.register(_drop_compiled)
     return made
 
 
-def _let_go() -> None:
+def _drop_compiled() -> None:
     """Before the interpreter takes the runtime's own module apart, in which their finalisers lie."""
     _compiled.cache_clear()
     _linker.cache_clear()

@@ -188,14 +188,14 @@ class Holder:
     def ready(self, now_ns: int, epoch: Epoch, claim_within_ns: int) -> None:
         """The office set hardware aside. Claim at once: a holder that waits to hear it twice loses the place."""
         if self.status in (LeaseStatus.QUEUED, LeaseStatus.GRANTED):
-            self._become(HolderEvent.READY)
+            self._apply(HolderEvent.READY)
             self.epoch = epoch
             self.claim_by_ns = now_ns + claim_within_ns
 
     def back_in_line(self) -> None:
         """The offer was declined or ran out."""
         if self.status is LeaseStatus.GRANTED:
-            self._become(HolderEvent.BACK)
+            self._apply(HolderEvent.BACK)
             self.epoch = self.claim_by_ns = None
 
     def held(self, now_ns: int, *, sent_ns: int, granted_ns: int, epoch: Epoch) -> bool:
@@ -269,7 +269,7 @@ class Holder:
                 self.busy_time.said(attempt.busy_total_ns)  # the office counts what comes with a renewal it refuses
                 self._pending = None
                 if self.status is LeaseStatus.JEOPARDY:
-                    self._become(HolderEvent.ANSWERED)
+                    self._apply(HolderEvent.ANSWERED)
                     self._tell_again()
                 if not self.busy:  # if work has begun meanwhile, the next attempt will say so
                     self._put_off(now_ns)
@@ -278,8 +278,8 @@ class Holder:
                 self._pending = None
                 self._attempts = 0
                 self._fate, self._fate_sent_ns = outcome, attempt.sent_ns
-                self._become(HolderEvent.REFUSED)
-                self._say(now_ns, HolderWord.REFUSED, outcome.detail or outcome.reason.value)
+                self._apply(HolderEvent.REFUSED)
+                self._report(now_ns, HolderWord.REFUSED, outcome.detail or outcome.reason.value)
             case RenewalUnknown():
                 if attempt is not self._pending:
                     return False  # the next attempt is under way, or another answer came meanwhile
@@ -309,7 +309,7 @@ class Holder:
             take_at_ns = (now_ns if since_ns is None else since_ns) + self.policy.deadline_after_ns(in_ns)
             self._notice = (reason, take_at_ns, detail)
             self._capped = False
-            self._become(HolderEvent.NOTICE)
+            self._apply(HolderEvent.NOTICE)
 
     def spare(self, now_ns: int) -> None:
         """It will not be taken after all. A refused renewal is not undone by this."""
@@ -318,14 +318,14 @@ class Holder:
             return
         self._notice, self._capped = None, False
         if self._fate is None:
-            self._become(HolderEvent.SPARE)
+            self._apply(HolderEvent.SPARE)
 
     def ended(self, end: LeaseEnd, now_ns: int) -> bool:
         """The office says that it ended. Its reason replaces the holder's guess."""
         if self.status is LeaseStatus.ENDED:
             return False
         told = self.end is not None
-        self._become(HolderEvent.ENDED)
+        self._apply(HolderEvent.ENDED)
         self._finish(now_ns, end, tell=not told)
         return True
 
@@ -348,7 +348,7 @@ class Holder:
         """Something begins to run under it; nests. If renewal was put off for want of work, it is due at once."""
         if self.busy_time.begin(now_ns) and self._quiet is HolderWord.IDLE:
             self._quiet = None
-            self._say(now_ns, HolderWord.BUSY, "")
+            self._report(now_ns, HolderWord.BUSY, "")
 
     def finish(self, now_ns: int) -> None:
         """The counterpart of ``begin``."""
@@ -367,7 +367,7 @@ class Holder:
             self._consider(now_ns)
         if self._warning_at_ns() is not None and now_ns >= self._sent_ns + self._plan.warn_ns:
             self._warned = True
-            self._say(now_ns, HolderWord.WARNING, f"{format_duration(self.remaining_ns(now_ns))} left")
+            self._report(now_ns, HolderWord.WARNING, f"{format_duration(self.remaining_ns(now_ns))} left")
 
     def next_wake_ns(self) -> int | None:
         """When ``tick`` has something to do next; None if never again."""
@@ -391,13 +391,15 @@ class Holder:
             self._put_off(now_ns)
         elif cap_ns is not None and now_ns + self.asked_ns > self._held_since_ns + cap_ns:
             self._quiet = HolderWord.HELD_LONG
-            self._say(now_ns, HolderWord.HELD_LONG, f"it may be held for {format_duration(cap_ns)} at most")
+            self._report(now_ns, HolderWord.HELD_LONG, f"it may be held for {format_duration(cap_ns)} at most")
 
     def _put_off(self, now_ns: int) -> None:
         """Not renewed for want of work. Said once; when work begins, the renewal is due at once."""
         if self._quiet is not HolderWord.IDLE:
             self._quiet = HolderWord.IDLE
-            self._say(now_ns, HolderWord.IDLE, f"nothing runs; it ends in {format_duration(self.remaining_ns(now_ns))}")
+            self._report(
+                now_ns, HolderWord.IDLE, f"nothing runs; it ends in {format_duration(self.remaining_ns(now_ns))}"
+            )
 
     def _renewal_at_ns(self) -> int | None:
         """When the next renewal is to be sent; None if none is in prospect."""
@@ -422,7 +424,7 @@ class Holder:
             self._raised_ns = max(self._raised_ns, self.policy.ttl_for_ns(self.lead_ns))
             if self.asked_ns > before_ns:
                 said = f"saving takes {format_duration(save_ns)}, so it asks for {format_duration(self.asked_ns)}"
-                self._say(now_ns, HolderWord.LONGER, said)
+                self._report(now_ns, HolderWord.LONGER, said)
 
     def _grant(self, now_ns: int, sent_ns: int, granted_ns: int, event: HolderEvent) -> None:
         recovered = self.status is LeaseStatus.JEOPARDY
@@ -434,28 +436,28 @@ class Holder:
         self._warned = False
         # Granted up to the moment it will be taken: there is nothing more to be had, unless it is spared.
         self._capped = self._notice is not None and sent_ns + granted_ns >= self._notice[1]
-        self._become(event)
+        self._apply(event)
         if self._fate is not None and sent_ns > self._fate_sent_ns:
             self._fate = None
             if self._notice is None and self.status is LeaseStatus.NOTICED:
-                self._become(HolderEvent.SPARE)
+                self._apply(HolderEvent.SPARE)
         self._tell_again()
         if recovered:
-            self._say(now_ns, HolderWord.RECOVERED, f"{format_duration(self.remaining_ns(now_ns))} left")
+            self._report(now_ns, HolderWord.RECOVERED, f"{format_duration(self.remaining_ns(now_ns))} left")
 
     def _tell_again(self) -> None:
         """An answer ended the jeopardy: a refusal or a notice that still stands shows again."""
         if self.status is LeaseStatus.ACTIVE and self._fate is not None:
-            self._become(HolderEvent.REFUSED)
+            self._apply(HolderEvent.REFUSED)
         elif self.status is LeaseStatus.ACTIVE and self._notice is not None:
-            self._become(HolderEvent.NOTICE)
+            self._apply(HolderEvent.NOTICE)
 
     def _unanswered(self, now_ns: int) -> None:
         first = self.status is not LeaseStatus.JEOPARDY
         self._pending = None
-        self._become(HolderEvent.UNANSWERED)
+        self._apply(HolderEvent.UNANSWERED)
         if first:
-            self._say(now_ns, HolderWord.JEOPARDY, f"{format_duration(self.remaining_ns(now_ns))} left for sure")
+            self._report(now_ns, HolderWord.JEOPARDY, f"{format_duration(self.remaining_ns(now_ns))} left for sure")
 
     def _pass(self, now_ns: int) -> None:
         """Before anything else is looked at: is it over by the holder's own clock?"""
@@ -481,7 +483,7 @@ class Holder:
         return EndReason.EXPIRED, "the holder did not come to renew it in time"
 
     def _over(self, now_ns: int, at_ns: int, reason: EndReason, detail: str) -> None:
-        self._become(HolderEvent.OVER)
+        self._apply(HolderEvent.OVER)
         self._finish(now_ns, LeaseEnd(reason=reason, at=self.stamp(at_ns), detail=detail), tell=True)
 
     def _finish(self, now_ns: int, end: LeaseEnd, *, tell: bool) -> None:
@@ -489,10 +491,10 @@ class Holder:
         self._pending = None
         self._notice = None
         if tell:
-            self._say(now_ns, HolderWord.OVER, f"{end.reason}: {end.detail}" if end.detail else end.reason.value)
+            self._report(now_ns, HolderWord.OVER, f"{end.reason}: {end.detail}" if end.detail else end.reason.value)
 
-    def _become(self, event: HolderEvent) -> None:
+    def _apply(self, event: HolderEvent) -> None:
         self.status = next_holder(self.status, event, f"lease {self.lease}")
 
-    def _say(self, now_ns: int, word: HolderWord, detail: str) -> None:
+    def _report(self, now_ns: int, word: HolderWord, detail: str) -> None:
         self._news.append(HolderNews(lease=self.lease, word=word, at_ns=now_ns, detail=detail))

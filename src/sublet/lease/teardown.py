@@ -95,7 +95,7 @@ class Teardown:
         if self.since_ns is None:
             self.since_ns = now_ns
         if self.is_late and self.due_ns is not None and self.due_ns <= now_ns:
-            self._look_late(now_ns, hardware, bounds)
+            self._verify_late(now_ns, hardware, bounds)
         while not self.is_settled and (self.due_ns is None or self.due_ns <= now_ns):
             match self.phase:
                 case TeardownPhase.TOLD:
@@ -110,14 +110,14 @@ class Teardown:
         only late is looked at again."""
         if self.is_late and not self._is_there(hardware):
             self.is_late, self.look_until_ns = False, None
-            self._go(TeardownPhase.VERIFYING, now_ns, None)
+            self._enter(TeardownPhase.VERIFYING, now_ns, None)
         elif not self.is_settled and not self._is_there(hardware):
             self.due_ns = now_ns
 
     def fail(self, detail: str, *, hard: bool) -> None:
         """It cannot be had clean."""
         self.detail, self.hard = detail, hard
-        self._go(TeardownPhase.FAILED, None, self.since_ns)
+        self._enter(TeardownPhase.FAILED, None, self.since_ns)
 
     def _is_too_late(self, what: str, now_ns: int, bounds: Bounds) -> None:
         self.fail(what, hard=False)
@@ -125,9 +125,9 @@ class Teardown:
 
     def _wait(self, now_ns: int, hardware: Hardware) -> None:
         if not self._is_there(hardware):
-            self._go(TeardownPhase.VERIFYING, now_ns, now_ns)
+            self._enter(TeardownPhase.VERIFYING, now_ns, now_ns)
         elif now_ns >= self.grace_until_ns:
-            self._go(TeardownPhase.KILLING, now_ns, now_ns)
+            self._enter(TeardownPhase.KILLING, now_ns, now_ns)
         else:
             self.due_ns = self.grace_until_ns
 
@@ -137,7 +137,7 @@ class Teardown:
             self.attempts += 1
             again_ns = hardware.kill(self.part.resource, self.lease, self.epoch, now_ns)
         if not self._is_there(hardware):
-            self._go(TeardownPhase.VERIFYING, now_ns, now_ns)
+            self._enter(TeardownPhase.VERIFYING, now_ns, now_ns)
         elif again_ns is None and self.attempts >= bounds.attempts:
             why = hardware.why(self.part.resource, self.lease, self.epoch)
             because = f": {why}" if why else ""
@@ -147,7 +147,7 @@ class Teardown:
 
     def _look(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         if self._is_there(hardware):
-            self._go(TeardownPhase.KILLING, now_ns, now_ns)
+            self._enter(TeardownPhase.KILLING, now_ns, now_ns)
             return
         if self.look_until_ns is None:
             self.look_until_ns = now_ns + bounds.patience_ns
@@ -165,7 +165,7 @@ class Teardown:
                 next_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
                 self.due_ns = max(now_ns + 1, min(next_ns, self.look_until_ns))
 
-    def _look_late(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
+    def _verify_late(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         """It stays failed meanwhile: an operator may vouch for it at any time."""
         self.due_ns = now_ns + bounds.late_ns
         if self._is_there(hardware):
@@ -183,7 +183,7 @@ class Teardown:
                 pass
 
     def _is_clean(self, clean: Clean, now_ns: int) -> None:
-        self._go(TeardownPhase.CLEAN, None, now_ns)
+        self._enter(TeardownPhase.CLEAN, None, now_ns)
         self.metered, self.saved = clean.metered, clean.saved
         if clean.scrub_ns:
             self.steps[TeardownPhase.VERIFYING] = max(0, self.steps.get(TeardownPhase.VERIFYING, 0) - clean.scrub_ns)
@@ -192,7 +192,7 @@ class Teardown:
     def _is_there(self, hardware: Hardware) -> bool:
         return hardware.is_there(self.part.resource, self.lease, self.epoch)
 
-    def _go(self, phase: TeardownPhase, due_ns: int | None, now_ns: int | None) -> None:
+    def _enter(self, phase: TeardownPhase, due_ns: int | None, now_ns: int | None) -> None:
         if now_ns is not None and self.since_ns is not None:
             self.steps[self.phase] = self.steps.get(self.phase, 0) + now_ns - self.since_ns
         self.phase, self.due_ns, self.since_ns = phase, due_ns, now_ns

@@ -229,15 +229,15 @@ class _Guarded(Loop):
         self._loop.forget(fd)
 
     def at(self, when_ns: int, call: Callable[[], None]) -> Timer:
-        return self._loop.at(when_ns, lambda: self._guard(call))
+        return self._loop.at(when_ns, lambda: self._call_safely(call))
 
     def soon(self, call: Callable[[], None]) -> None:
-        self._loop.soon(lambda: self._guard(call))
+        self._loop.soon(lambda: self._call_safely(call))
 
     def guarded(self, on_error: Callable[[Exception], None]) -> Loop:
         return self._loop.guarded(on_error)
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _call_safely(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module

@@ -91,7 +91,7 @@ class Additions:
             if one.sort not in self._there and key not in self._told:
                 self._told.add(key)
                 by_sort.setdefault(one.sort, []).append(one.name)
-        return [_said(sort, names) for sort, names in by_sort.items()]
+        return [_sentence(sort, names) for sort, names in by_sort.items()]
 
     def _identities(self) -> list[int]:
         """Of all that could be an addition. To look at each takes 3 ms where torch is imported; this takes a tenth."""
@@ -178,7 +178,7 @@ def _is_own(value: Any) -> bool:
     return getattr(made, "__module__", None) == MAIN and isinstance(made, FunctionType | MethodType | type)
 
 
-def _said(sort: str, names: list[str]) -> str:
+def _sentence(sort: str, names: list[str]) -> str:
     shown = names[:NAMED_MAX]
     more = len(names) - len(shown)
     listed = ", ".join(shown) + (f" and {more} more" if more else "")

@@ -65,7 +65,7 @@ class ImportHook:
             return None
         found = self._asked_of_others(name, path, target)
         if found is not None:
-            self._follow(found, is_elsewhere=is_elsewhere)
+            self._call_back_after(found, is_elsewhere=is_elsewhere)
         return found
 
     def _asked_of_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -84,7 +84,7 @@ class ImportHook:
         finally:
             self._asking.discard(asking)
 
-    def _follow(self, spec: ModuleSpec, *, is_elsewhere: bool) -> None:
+    def _call_back_after(self, spec: ModuleSpec, *, is_elsewhere: bool) -> None:
         """Its loader is told to call back after this one run, by an attribute that the run itself takes away."""
         loader: Any = spec.loader
         run = getattr(loader, "exec_module", None)

@@ -201,10 +201,10 @@ class Owner:
         """Of a second kernel: with room for what the first has, if there is any."""
         with contextlib.suppress(CapacityExceeded, NotFound):
             if (size := fabric.volume(name).size) > SIZES[0] and not self.size:
-                return self._told(fabric, self._made(fabric, "", size=size), name)
-        return self._told(fabric, self._made(fabric, ""), name)
+                return self._with_other(fabric, self._made(fabric, "", size=size), name)
+        return self._with_other(fabric, self._made(fabric, ""), name)
 
-    def _told(self, fabric: Fabric, second: KernelVolume, name: str) -> KernelVolume:
+    def _with_other(self, fabric: Fabric, second: KernelVolume, name: str) -> KernelVolume:
         second.other = name
         second.said = _second(name, self._look(fabric, second))
         return second

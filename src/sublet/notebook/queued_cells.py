@@ -55,9 +55,9 @@ class QueuedCells:
 
     def _ended(self, *_: object) -> None:
         self._is_running = False
-        self._look_later()
+        self._schedule_check()
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         loop = getattr(self._kernel, "io_loop", None)
         if loop is not None and not self._is_waiting:
             self._is_waiting = True
@@ -68,7 +68,7 @@ class QueuedCells:
         if self._is_running:
             return  # it is looked again when that cell is over
         if has_queued(self._kernel, running=0):
-            self._look_later()
+            self._schedule_check()
         else:
             self.let_go()
 

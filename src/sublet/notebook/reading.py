@@ -386,10 +386,10 @@ class _Reader(ast.NodeVisitor):
     # ---- what reaches any name ----
 
     def visit_Call(self, node: ast.Call) -> None:
-        self._look_at_call(node)
+        self._visit_magic_call(node)
         self.generic_visit(node)
 
-    def _look_at_call(self, node: ast.Call) -> None:
+    def _visit_magic_call(self, node: ast.Call) -> None:
         magic = magic_of(node)
         if magic is not None:
             self._magic(*magic, node.lineno)

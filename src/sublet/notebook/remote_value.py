@@ -120,7 +120,7 @@ class RemoteValue:
             raise AttributeError(attribute)
         raise AttributeError(f"{self.name} stays on the device, so it has no {attribute!r} here; {self._way_out()}")
 
-    def _cannot(self, *_args: Any, **_named: Any) -> Any:
+    def _raise_unavailable(self, *_args: Any, **_named: Any) -> Any:
         """For whatever a program does with the value itself."""
         where = "is on the device" if self.is_live else "is not in the notebook"
         raise TypeError(f"{self.name} ({self._about.what}) {where} and cannot be used here; {self._way_out()}")
@@ -128,14 +128,18 @@ class RemoteValue:
     def _way_out(self) -> str:
         return "use it in a %%gpu cell" + ("" if self._lost else f", or {self.name}.fetch() for a copy")
 
-    __iter__ = __next__ = __call__ = __len__ = __bool__ = __contains__ = __reversed__ = _cannot
-    __getitem__ = __setitem__ = __delitem__ = _cannot
-    __enter__ = __exit__ = __aenter__ = __aexit__ = __await__ = __aiter__ = __anext__ = _cannot
-    __int__ = __float__ = __complex__ = __index__ = __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _cannot
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _cannot
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __divmod__ = __rdivmod__ = _cannot
-    __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _cannot
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __lt__ = __le__ = __gt__ = __ge__ = _cannot
+    __iter__ = __next__ = __call__ = __len__ = __bool__ = __contains__ = __reversed__ = _raise_unavailable
+    __getitem__ = __setitem__ = __delitem__ = _raise_unavailable
+    __enter__ = __exit__ = __aenter__ = __aexit__ = __await__ = __aiter__ = __anext__ = _raise_unavailable
+    __int__ = __float__ = __complex__ = __index__ = __neg__ = __pos__ = __abs__ = __invert__ = __round__ = (
+        _raise_unavailable
+    )
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise_unavailable
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __divmod__ = __rdivmod__ = (
+        _raise_unavailable
+    )
+    __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _raise_unavailable
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __lt__ = __le__ = __gt__ = __ge__ = _raise_unavailable
 
     def __dir__(self) -> list[str]:
         return ["fetch"]

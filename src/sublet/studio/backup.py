@@ -62,7 +62,7 @@ _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class BackupPart(msgspec.Struct, frozen=True, kw_only=True):
     """One file of the backup."""
 
     name: str
@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["backup of office and studio"] = "backup of office and studio"
     version: int = VERSION
     made_at: str
-    parts: list[Part]
+    parts: list[BackupPart]
 
 
 def write_backup(home: Path, path: Path, copy_journal: Callable[[Path], object], *, made_at: str) -> int:
@@ -235,13 +235,13 @@ def _pack(staging: Path, archive: Path, made_at: str) -> None:
     sync_file(archive)
 
 
-def _part(folder: Path, name: str) -> Part:
+def _part(folder: Path, name: str) -> BackupPart:
     hashed, size = blake3(), 0
     with open(folder / name, "rb") as file:
         while piece := file.read(_PIECE):
             hashed.update(piece)
             size += len(piece)
-    return Part(name=name, bytes=size, blake3=hashed.hexdigest())
+    return BackupPart(name=name, bytes=size, blake3=hashed.hexdigest())
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -283,7 +283,7 @@ def _read_manifest(source: Path, tar: tarfile.TarFile) -> Manifest:
         raise _damaged(source, f"its list of files cannot be read: {error}") from error
 
 
-def _unpack_part(source: Path, tar: tarfile.TarFile, part: Part, folder: Path) -> None:
+def _unpack_part(source: Path, tar: tarfile.TarFile, part: BackupPart, folder: Path) -> None:
     if not _NAME.fullmatch(part.name) or not (part.name == JOURNAL or part.name.startswith(f"{FOLDER}/")):
         raise _damaged(source, f"it lists {shown(part.name)}, which is no file of a backup")
     member = tar.next()

@@ -133,7 +133,7 @@ class OpenPages:
                 self.wake_changed()
                 self._sleep(SPACING_S)
         finally:
-            self._hang_up()
+            self._close_stream()
 
     def _has_pages(self) -> bool:
         with self._lock:
@@ -158,11 +158,11 @@ class OpenPages:
                     return True
             return False
         except (SubletError, ProtocolError):  # without news it is looked at from time to time
-            self._hang_up()
+            self._close_stream()
             time.sleep(max(0.0, until_s - time.monotonic()))
             return True
 
-    def _hang_up(self) -> None:
+    def _close_stream(self) -> None:
         if self._stream is not None:
             self._stream[0].close()
             self._stream = None

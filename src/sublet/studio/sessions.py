@@ -358,7 +358,7 @@ class Sessions(Generic[L]):
 
     def rest(self, text: str, *, even_if_busy: bool = False) -> Session:
         """Give the lease back, or leave the queue; what was saved is kept. Refused while something runs."""
-        session = self._settled(self.find(text))
+        session = self._reconciled(self.find(text))
         if session.is_over:
             raise InvalidRequest(f"session {session.name} has ended", do="There is nothing to give back.")
         seen = self.lease_of(session)
@@ -366,7 +366,7 @@ class Sessions(Generic[L]):
             self._check_idle(session, seen, even_if_busy)
             self._office.release(seen.id)
         self._append(session.id, lambda: self._declined(session.id))
-        session = self._settled(session)
+        session = self._reconciled(session)
         if session.by is not None and self.lease_of(session) is None:
             # It asks on another machine, has not asked yet, or asks no more: the end of its request found a full disk.
             self._append_if(session, Abandoned(detail="withdrawn"))
@@ -374,7 +374,7 @@ class Sessions(Generic[L]):
 
     def end(self, text: str, *, even_if_busy: bool = False) -> Session:
         """No further lease for it. Its volume is kept for as long as volumes are."""
-        session = self._settled(self.find(text))
+        session = self._reconciled(self.find(text))
         if session.is_over:
             return session
         self._check_idle(session, self.lease_of(session), even_if_busy)
@@ -412,7 +412,7 @@ class Sessions(Generic[L]):
     def _live(self, session: Session) -> list[Seen]:
         return [one for one in self._office.live() if _is_of(session, one)]
 
-    def _settled(self, session: Session) -> Session:
+    def _reconciled(self, session: Session) -> Session:
         self._compare(session, self._live(session))
         return self.find(session.id)
 

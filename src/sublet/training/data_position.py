@@ -325,11 +325,11 @@ def glimpse(batch: Any) -> bytes:
     """A hash of a few bytes of a batch: small things whole, of large ones a sample. It changes nothing and draws no
     random numbers."""
     found = blake3()
-    _look(batch, found, DEPTH_MAX)
+    _update_digest(batch, found, DEPTH_MAX)
     return found.digest()
 
 
-def _look(thing: Any, found: Any, depth: int) -> None:
+def _update_digest(thing: Any, found: Any, depth: int) -> None:
     found.update(type(thing).__name__.encode())
     if isinstance(thing, int | float | complex | str | type(None)):
         found.update(repr(thing).encode())
@@ -337,14 +337,14 @@ def _look(thing: Any, found: Any, depth: int) -> None:
         found.update(bytes(memoryview(thing).cast("B")[:LOOK_BYTES]))
     elif depth and isinstance(thing, Mapping):
         for key, value in list(thing.items())[:ITEMS_MAX]:
-            _look(key, found, depth - 1)
-            _look(value, found, depth - 1)
+            _update_digest(key, found, depth - 1)
+            _update_digest(value, found, depth - 1)
     elif depth and isinstance(thing, Sequence):
         if len(thing) and all(type(one) is int for one in thing):  # the indices of a batch
             found.update(repr(thing[:ITEMS_MAX]).encode())
             return
         for one in thing[:ITEMS_MAX]:
-            _look(one, found, depth - 1)
+            _update_digest(one, found, depth - 1)
     elif hasattr(thing, "dtype") and hasattr(thing, "shape"):
         found.update(f"{thing.dtype} {tuple(thing.shape)}".encode())
         found.update(_sample(thing))

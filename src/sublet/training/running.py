@@ -329,7 +329,7 @@ class _Attendance:
         """Of a program that was told to leave: it is ended then."""
 
     def run(self) -> Life:
-        _ = start_thread("train_output", self._listen, failed=self._deaf)
+        _ = start_thread("train_output", self._listen, failed=self._on_read_error)
         self._hold(self.lease)
         stopped: Stopped | None = None
         running = contextlib.ExitStack()
@@ -337,7 +337,7 @@ class _Attendance:
         with running:
             while True:
                 try:
-                    if not self._hear():
+                    if not self._next_event():
                         break
                     if self._end is not None and self._end.parked:
                         self._go_on(running)
@@ -354,7 +354,7 @@ class _Attendance:
             raise stopped
         return life
 
-    def _hear(self) -> bool:
+    def _next_event(self) -> bool:
         """One thing that happened; False when the program is gone."""
         try:
             piece = self._heard.get(timeout=LOOK_S)
@@ -386,7 +386,7 @@ class _Attendance:
             self._heard.put(error)
         self._heard.put(None)
 
-    def _deaf(self, error: BaseException) -> None:
+    def _on_read_error(self, error: BaseException) -> None:
         self._heard.put(Disconnected(f"the program's output could not be read ({type(error).__name__}: {error})"))
         self._heard.put(None)
 

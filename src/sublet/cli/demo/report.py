@@ -75,14 +75,14 @@ class Report:
         """What the checks of this step have shown."""
         self._print(paint("ok", "green") + _hanging(_INDENT, text)[2:])
 
-    def exhibit(self, text: str) -> None:
+    def print_block(self, text: str) -> None:
         """Something to look at, such as a table."""
         self._print(textwrap.indent(text, _INDENT))
 
     def detail(self, text: str) -> None:
         """The same, with --verbose only."""
         if self._verbose:
-            self.exhibit(text)
+            self.print_block(text)
 
     def close(self, took_s: float, left: list[tuple[str, str]]) -> None:
         """The end: what was left behind, and what to type next."""

@@ -142,7 +142,7 @@ class CardWatch:
         self.seen_ns = -1
         """When the driver was asked for what was judged last."""
         self.is_for_a_lease = False
-        """Whether the look that is under way, or the last one, was asked for by ``look_anew``."""
+        """Whether the look that is under way, or the last one, was asked for by ``request_reading``."""
         self._hurries_until_ns = 0
         self.has_seen = False
         """Whether a look has shown who is on the cards, and none of it was memory of a process that has just ended."""
@@ -167,7 +167,7 @@ class CardWatch:
             return reports, self._asked_ns + self._every_ns
         return reports, now_ns + min(LOOK_EVERY_NS, max(soon_ns, waited_ns))  # soon, and later if it takes long
 
-    def look_anew(self) -> None:
+    def request_reading(self) -> None:
         """With the next ``tick`` that can: a look that is under way began too early."""
         self._is_wanted = True
 
@@ -425,7 +425,7 @@ class Cards:
             return False
         self._held[report.lease] = _HeldReport(report, now_ns if held is None else held.since_ns)
         if held is None:
-            self.watch.look_anew()
+            self.watch.request_reading()
             self._wake.set()
         return True
 

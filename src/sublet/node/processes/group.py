@@ -206,7 +206,7 @@ class ControlGroup:
         """Take it away, with what was made below it; returns the folders that would not go (processes are in them)."""
         left = list[str]()
         for _ in range(_REMOVE_ROUNDS):
-            left = [folder for top in self._folders() if not self._gone(top) for folder in self._left_of(top)]
+            left = [folder for top in self._folders() if not self._is_removed(top) for folder in self._left_of(top)]
             if not left:
                 self._bases = None if self._bases is None else ()
                 break
@@ -251,7 +251,7 @@ class ControlGroup:
 
     def _left_of(self, top: str) -> list[str]:
         """Something is in it; perhaps only groups that were made below."""
-        return [folder for folder in reversed(list(self._below(top))) if not self._gone(folder)]
+        return [folder for folder in reversed(list(self._below(top))) if not self._is_removed(folder)]
 
     def _wanted_v1(self) -> list[str]:
         """Where something is counted or ended."""
@@ -282,7 +282,7 @@ class ControlGroup:
                     if not (self._files.read(f"{folder}/{name}") or "").strip():
                         self._files.write(f"{folder}/{name}", (self._files.read(f"{above}/{name}") or "").strip())
 
-    def _gone(self, folder: str) -> bool:
+    def _is_removed(self, folder: str) -> bool:
         try:
             self._files.remove(folder)
         except OSError:

@@ -96,21 +96,21 @@ class Following:
             replay = reader.read(room)
         except OSError:  # to this follower it is lost, which it is told; the guest and the loop go on
             replay = LogReplay(0, (), at_end=True)
-        self._miss(replay.dropped)
+        self._report_dropped(replay.dropped)
         for record in _joined(replay.records):
             if not self._hand(record):
                 reader.back_to(self.position)
                 break
         if replay.at_end:  # what the log does not have by now, it will never have
-            self._miss(known - self.position)
-        return self._goes_on(at_end=replay.at_end)
+            self._report_dropped(known - self.position)
+        return self._has_more(at_end=replay.at_end)
 
     def close(self) -> None:
         """It gets nothing more."""
         self.active = False
         self._let_go()
 
-    def _goes_on(self, *, at_end: bool) -> bool:
+    def _has_more(self, *, at_end: bool) -> bool:
         if at_end or not self.is_behind:  # what comes may be given live, past the reader
             self._let_go()
         return self.active and self.is_behind and self.follower.room() > 0
@@ -123,7 +123,7 @@ class Following:
             self.follower.take(record.stream, record.offset, record.data[:fits])
         return self.active and fits == len(record.data)
 
-    def _miss(self, dropped: int) -> None:
+    def _report_dropped(self, dropped: int) -> None:
         if dropped > 0 and self.active:
             offset, self.position = self.position, self.position + dropped
             self.follower.gap(offset, dropped)

@@ -92,24 +92,22 @@ class PublishDoor:
 
     def _accept(self, sock: socket.socket) -> None:
         began_ns = self._loop.now_ns()
-        self._let_in(sock)
+        self._admit(sock)
         took_ns = self._loop.now_ns() - began_ns
         if took_ns > QUICK_NS and self._accepting is not None:
             self._accepting.rest(REST_SHARE * took_ns / NS_PER_S)
 
-    def _let_in(self, sock: socket.socket) -> None:
+    def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         try:
             guest = self._admitted(sock)
             line = _Line(self._loop, sock, guest, lambda call, then: self._ask(guest, call, then), self._lines)
         except (SubletError, OSError) as error:
-            self._turn_away(
-                sock, error if isinstance(error, SubletError) else CapacityExceeded("no more can be served")
-            )
+            self._refuse(sock, error if isinstance(error, SubletError) else CapacityExceeded("no more can be served"))
         else:
             self._lines.add(line)
 
-    def _turn_away(self, sock: socket.socket, error: SubletError) -> None:
+    def _refuse(self, sock: socket.socket, error: SubletError) -> None:
         """It hears why, and is then listened to no more. Were it hung up on at once, a question that is under way would
         cost it the answer."""
         if self._turned >= TURNED_MAX:

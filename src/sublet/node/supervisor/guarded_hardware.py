@@ -36,19 +36,19 @@ class GuardedHardware:
     def grant(
         self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
     ) -> None:
-        self._said(lease, lambda: self._inner.grant(lease, tenant, epoch, parts, deadline_ns))
+        self._call_for_lease(lease, lambda: self._inner.grant(lease, tenant, epoch, parts, deadline_ns))
 
     def extend(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
-        self._said(lease, lambda: self._inner.extend(lease, epoch, deadline_ns))
+        self._call_for_lease(lease, lambda: self._inner.extend(lease, epoch, deadline_ns))
 
     def notice(self, lease: LeaseId, notice: Notify | None, /) -> None:
-        self._said(lease, lambda: self._inner.notice(lease, notice))
+        self._call_for_lease(lease, lambda: self._inner.notice(lease, notice))
 
     def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
-        self._said(lease, lambda: self._inner.warn(lease, epoch, deadline_ns))
+        self._call_for_lease(lease, lambda: self._inner.warn(lease, epoch, deadline_ns))
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
-        self._said(lease, lambda: self._inner.spare(lease, epoch))
+        self._call_for_lease(lease, lambda: self._inner.spare(lease, epoch))
 
     # ---- parking ----
 
@@ -62,14 +62,14 @@ class GuardedHardware:
         return self._asked(lambda: self._inner.parked(under), False)
 
     def resume(self, under: Parking, lease: LeaseId, epoch: Epoch, /) -> None:
-        self._said(lease, lambda: self._inner.resume(under, lease, epoch))
+        self._call_for_lease(lease, lambda: self._inner.resume(under, lease, epoch))
 
     # ---- when it is over ----
 
     def tell(
         self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
     ) -> None:
-        self._said(lease, lambda: self._inner.tell(lease, epoch, reason, kill_at_ns, detail, now_ns))
+        self._call_for_lease(lease, lambda: self._inner.tell(lease, epoch, reason, kill_at_ns, detail, now_ns))
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
         again_ns: int | None = now_ns + AGAIN_NS
@@ -108,7 +108,7 @@ class GuardedHardware:
     def fault(self, resource: ResourceId, /) -> str | None:
         return self._asked(lambda: self._inner.fault(resource), None)
 
-    def _said(self, lease: LeaseId, call: Callable[[], None]) -> None:
+    def _call_for_lease(self, lease: LeaseId, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module

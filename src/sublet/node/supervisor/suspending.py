@@ -156,7 +156,7 @@ class Suspending:
             os.close(theirs_in)
             os.close(theirs_out)
         self._from, self._to = ours_in, ours_out
-        self._loop.watch(self._from, READ, self._hear)
+        self._loop.watch(self._from, READ, self._on_readable)
         os.set_blocking(self._from, False)
         try:
             self._on_life(self._pid, True)
@@ -164,7 +164,7 @@ class Suspending:
             self._over()
             raise
 
-    def _hear(self, events: int) -> None:
+    def _on_readable(self, events: int) -> None:
         try:
             piece = os.read(self._from, PIECE)
         except BlockingIOError:
@@ -175,9 +175,9 @@ class Suspending:
         self._heard += piece
         while b"\n" in self._heard:
             line, _, self._heard = self._heard.partition(b"\n")
-            self._said(line)
+            self._on_answer(line)
 
-    def _said(self, line: bytes) -> None:
+    def _on_answer(self, line: bytes) -> None:
         try:
             said = json.loads(line)
         except ValueError:

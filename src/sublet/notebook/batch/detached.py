@@ -73,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"the runner was ended by signal {os.WTERMSIG(status)}; another one goes on", flush=True)  # noqa: T201
         if in_vain > KILLED_IN_VAIN_MAX:
             message = f"its runner was killed {in_vain} times in the same cell"
-            return _give_up(folder, message, "See why (`dmesg` tells of memory), and submit it again.")
+            return _fail(folder, message, "See why (`dmesg` tells of memory), and submit it again.")
         time.sleep(PAUSE_S * in_vain)
 
 
@@ -104,7 +104,7 @@ def _run(folder: Path) -> int:
 
         traceback.print_exc()
         sys.stderr.flush()
-        return _give_up(folder, f"its runner failed: {type(error).__name__}: {error}", f"See {folder / 'log'}.")
+        return _fail(folder, f"its runner failed: {type(error).__name__}: {error}", f"See {folder / 'log'}.")
     print(f"{record.state}: {record.done} of {record.cells} cells. {record.message}".rstrip(), flush=True)  # noqa: T201
     return record.exit_code or 0
 
@@ -115,7 +115,7 @@ def _done(folder: Path) -> int:
     return Job(folder).record().done
 
 
-def _give_up(folder: Path, message: str, do: str) -> int:
+def _fail(folder: Path, message: str, do: str) -> int:
     from sublet.notebook.batch.job_states import Happening, after
     from sublet.notebook.batch.jobs import Job
 

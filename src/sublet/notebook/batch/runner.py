@@ -113,7 +113,7 @@ class Runner:
                 loop.add_signal_handler(number, self.stop)
         try:
             self._notebook = self._opened()
-            async with self._turn():
+            async with self._turn_in_queue():
                 if self.record.runs:
                     await self._leftovers()
                 await self._cells()
@@ -147,7 +147,7 @@ class Runner:
         return notebook
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn_in_queue(self) -> AsyncIterator[None]:
         """Of those that came through the queue only so many run at once."""
         if not self.spec.waits_its_turn:
             yield
@@ -155,7 +155,7 @@ class Runner:
         turn = Turn(self.job)
         try:
             while not turn.come():
-                self._say(f"waits for its turn: {turn.ahead} before it")
+                self._set_message(f"waits for its turn: {turn.ahead} before it")
                 await asyncio.sleep(TURN_LOOK_S)
                 self._check_stop()
             yield
@@ -178,7 +178,7 @@ class Runner:
             if failed.lacks:
                 await self._rewind(failed)
             elif failed.is_lost:
-                await self._again(failed)
+                await self._rerun(failed)
             else:
                 return await self._failed(failed)
         with contextlib.suppress(SubletError):
@@ -264,7 +264,7 @@ class Runner:
             return CellFailure("the kernel died", do, FAILED)
         return lost_with(lost)
 
-    async def _again(self, failed: CellFailure) -> None:
+    async def _rerun(self, failed: CellFailure) -> None:
         """The lease was lost under the cell: it is run again, from what the last finished cell left."""
         number = self.record.done + 1
         self._progress.again(number, failed.message)
@@ -329,7 +329,7 @@ class Runner:
         loop = asyncio.get_running_loop()
 
         def note(text: str) -> None:
-            loop.call_soon_threadsafe(self._say, text)
+            loop.call_soon_threadsafe(self._set_message, text)
 
         return WholeKernel(
             self._notebook,
@@ -417,7 +417,7 @@ class Runner:
         self.record = after(self.record, what, changed_wall_ns=time.time_ns(), **facts)
         self.job.write(self.record)
 
-    def _say(self, message: str) -> None:
+    def _set_message(self, message: str) -> None:
         """Where it stands, for `nb status`; an error of it is left unsaid."""
         if message != self.record.message:
             self._progress.waiting(message)

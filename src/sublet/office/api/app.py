@@ -148,7 +148,9 @@ class App:
         if route.right is not Right.OPEN and (route.method == "GET" or caller.tenant != LOCAL_TENANT):
             await service.turn(caller.tenant)
         recheck()  # a body may come a minute after its head
-        made = route.handler(service, ApiCall(caller, object_id, query, body, lambda: _gone(receive), recheck, peer))
+        made = route.handler(
+            service, ApiCall(caller, object_id, query, body, lambda: _wait_disconnect(receive), recheck, peer)
+        )
         if isinstance(made, CommandCall):
             return made.finish(await service.driver.submit(made.command, made.render, made.without))
         return made if isinstance(made, ApiReply) else await made
@@ -251,7 +253,7 @@ class App:
         record = None if lease is None else service.driver.ledger.state.leases.get(lease)
         own = record is not None and record.tenant == stream.caller.tenant
         watched = [record.id] if record is not None and own else []
-        gone = start_task("stream_end", lambda: _gone(receive))
+        gone = start_task("stream_end", lambda: _wait_disconnect(receive))
         gone.add_done_callback(lambda _: stream.close())
         for lease_id in watched:
             presence.connected(lease_id)
@@ -283,7 +285,7 @@ def _nothing_to_check() -> None:
     """What is open to everybody needs no rights."""
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     """Until the caller has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -201,7 +201,7 @@ def own_limit(
         for other in promises:
             held.add(other.promise, +1)
         for _ in range(beside):
-            hold_more(held, lease.wants)
+            add_wants(held, lease.wants)
         return over_quota(lease.wants, quota, held)
 
     mine = [other for other in ours if other.tenant == lease.tenant]
@@ -591,7 +591,7 @@ def amount_text(kind: Kind, amount: int) -> str:
     return format_size(amount)
 
 
-def hold_more(held: Held, wants: tuple[Want, ...]) -> None:
+def add_wants(held: Held, wants: tuple[Want, ...]) -> None:
     """What is held with these as well."""
     ask = _asked(wants)
     for name, _ in _QUOTA_UNITS:

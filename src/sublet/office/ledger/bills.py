@@ -564,8 +564,8 @@ def to_csv(bill: Bill) -> str:
     for line in bill.lines:
         writer.writerow(
             (
-                _dull(line.key),
-                _dull(line.tenant or ""),
+                _escape_formula(line.key),
+                _escape_formula(line.tenant or ""),
                 line.leases,
                 f"{_scaled(line.held_ns, 9):f}",
                 f"{_scaled(line.busy_ns, 9):f}",
@@ -579,7 +579,7 @@ def to_csv(bill: Bill) -> str:
                 line.bytes_moved,
                 line.uncounted,
                 f"{line.cost:f}",
-                _dull(bill.currency),
+                _escape_formula(bill.currency),
                 line.end or "",
                 "yes" if line.live else "no",
                 line.way,
@@ -595,7 +595,7 @@ def to_csv(bill: Bill) -> str:
     return out.getvalue()
 
 
-def _dull(text: str) -> str:
+def _escape_formula(text: str) -> str:
     """Labels come from tenants, and a table program would run a cell that begins like a formula."""
     first = text.lstrip()[:1]
     return "'" + text if (first and first in "=+-@＝＋－＠") or text[:1] in ("\t", "\r", "\n") else text

@@ -120,7 +120,7 @@ def _waiting(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, pol
         position=place,
         estimate_ns=estimate_ns(lease, state, now, policy, place),
         ahead=tuple(_ahead(lease, state, now, policy)),
-        reasons=tuple(_in_its_way(lease, why, rooms, state, now, policy)),
+        reasons=tuple(_blockers(lease, why, rooms, state, now, policy)),
         advice=tuple(_advice(lease, rooms, state, now, policy)),
     )
 
@@ -147,7 +147,7 @@ def _because(other: LeaseRecord, lease: LeaseRecord, state: State, share_of: Cal
     return Because.ARRIVAL if other.arrival < lease.arrival else Because.HELD
 
 
-def _in_its_way(
+def _blockers(
     lease: LeaseRecord, why: str, rooms: RoomsByNode, state: State, now: Now, policy: Policy
 ) -> Iterator[Reason]:
     limit = admission.own_limit(state, lease, now)

@@ -213,7 +213,7 @@ class VolumeStore(FolderStore):
         try:
             found = os.statvfs(self.folder)
         except FileNotFoundError:
-            raise self._gone() from None
+            raise self._why_closed() from None
         return found.f_bavail * found.f_frsize
 
     def numbers(self) -> list[int]:
@@ -252,7 +252,7 @@ class VolumeStore(FolderStore):
             self.check_room(needed)
             folder.mkdir(mode=0o700)
         except FileNotFoundError:
-            raise self._gone() from None
+            raise self._why_closed() from None
         except OSError as error:
             raise self._failed(error) from error
         self._began_ns[folder] = time.monotonic_ns()
@@ -271,7 +271,7 @@ class VolumeStore(FolderStore):
             yield folder
         except (CheckpointFailed, CheckpointDamaged):
             if not folder.is_dir():
-                raise self._gone() from None
+                raise self._why_closed() from None
             raise
         finally:
             self.discard(folder)
@@ -340,7 +340,7 @@ class VolumeStore(FolderStore):
         manifest = CheckpointManifest.parse(handed.read(COPIED, MANIFEST_MAX, staging=folder.name))
         return Copied(manifest, folder, HandedFiles(handed, folder.name))
 
-    def _gone(self) -> CheckpointFailed:
+    def _why_closed(self) -> CheckpointFailed:
         """The volume is put away, or another lease's by now. The supervisor knows, and refuses with what it is; where
         it does not, one may save again."""
         self._opened = self._open()

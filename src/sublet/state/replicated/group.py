@@ -127,7 +127,7 @@ class ReplicaGroup:
                 rest_s = min(rest_s * 2, REST_MAX_S)
                 operation.resume()
             else:
-                self._hear(operation, told, min(left, ROUND_S))
+                self._wait_answer(operation, told, min(left, ROUND_S))
 
     def _dispatch(
         self,
@@ -147,7 +147,7 @@ class ReplicaGroup:
             for replica in absent:
                 operation.lost(turn, replica)
 
-    def _hear(self, operation: RegisterOperation, told: queue.SimpleQueue[Told], wait_s: float) -> None:
+    def _wait_answer(self, operation: RegisterOperation, told: queue.SimpleQueue[Told], wait_s: float) -> None:
         try:
             turn, replica, said = told.get(timeout=wait_s)
         except queue.Empty:

@@ -130,7 +130,7 @@ class ReplicaThread:
     def _carry_out(self, batch: list[ReplicaRequest]) -> None:
         try:
             for request in batch:
-                self._bring(request)
+                self._put_packs(request)
             said = self.replica.ask([(request.key, request.send.request) for request in batch])
         except ReplicaSilent as error:
             self._done(len(batch))
@@ -155,7 +155,7 @@ class ReplicaThread:
         for request, answer in zip(batch, answers, strict=True):
             request.told.put((request.turn, self.identity, answer))
 
-    def _bring(self, request: ReplicaRequest) -> None:
+    def _put_packs(self, request: ReplicaRequest) -> None:
         for name in request.send.packs:
             data = request.supply(request.key, name)
             if data is not None:

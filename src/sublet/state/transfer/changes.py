@@ -305,7 +305,7 @@ class ChangeFinder:
             sealed=sealed,
             own=own,
         )
-        return self._doubted(look) if look.tracked and not sealed else look
+        return self._spot_checked(look) if look.tracked and not sealed else look
 
     def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
         """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
@@ -392,7 +392,7 @@ class ChangeFinder:
                 found.update(range(low // self.chunk_bytes, chunk_count(high, self.chunk_bytes)))
         return sorted(found)
 
-    def _doubted(self, look: Look) -> Look:
+    def _spot_checked(self, look: Look) -> Look:
         """Hash a few chunks that are said to be untouched. If one is not, the kernel's word is worth nothing here."""
         quiet = look.count - len(look.candidates)
         if not quiet:

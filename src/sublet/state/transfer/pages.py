@@ -115,13 +115,13 @@ class Pages:
 
         From here on every write to these bytes is seen by a later look. So look first, then read.
         """
-        return self._looked(address, length, since, shared=False)
+        return self._scan_range(address, length, since, shared=False)
 
     def look_at_shared(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
         """The same of memory that could be another's as well; the caller knows that no other process writes to it."""
-        return self._looked(address, length, since, shared=True)
+        return self._scan_range(address, length, since, shared=True)
 
-    def _looked(self, address: int, length: int, since: int, *, shared: bool) -> tuple[int, list[Range] | None]:
+    def _scan_range(self, address: int, length: int, since: int, *, shared: bool) -> tuple[int, list[Range] | None]:
         start, end = address - address % PAGE, address + length + -(address + length) % PAGE
         with self._lock:
             if not self._ready():
