@@ -84,7 +84,7 @@ PIECES: dict[str, tuple[str, str]] = {
     ),
     "search path": ("{n} = sys.path", "{n}.append('/nowhere')"),
     "arguments": ("{n} = {{'argv': sys.argv}}", "{n}['argv'].append('x')"),
-    "names of a module": ("import colorsys\n{n} = [vars(colorsys)]", "{n}[0]['ONE_THIRD'] = 7"),
+    "names of a module": ("import math\n{n} = [vars(math)]", "{n}[0]['tau'] = 7"),
     "module by hand": ("import types\n{n} = types.ModuleType('by_hand')\n{n}.x = [1]", "{n}.x.append(2)"),
     "logger": ("import logging\n{n} = [logging.getLogger('some.name')]", "{n}.append({n}[0])"),
     "class by a function": ("{n} = type('Made', (dict,), {{'x': [1]}})", "{n}.x.append(1); {n}.y = 2"),

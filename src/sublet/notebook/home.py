@@ -175,10 +175,10 @@ class HomeRules(EncodingRules):
         raise ReductionRefused("a widget's connection to the front end")
 
     def _spec(self, value: Any) -> Any:
-        """``exec`` puts the dict of all builtins into the dict that it is given. A copy of them is worth nothing, and
-        functions that were defined there would read a copy of that dict."""
+        """The dict of a module holds the dict of all builtins, and ``exec`` puts it into the dict that it is given. A
+        copy of them is worth nothing, and functions that were defined there would read a copy of that dict."""
         if value is builtins.__spec__:
-            raise ReductionRefused("a namespace that exec has run code in")
+            raise ReductionRefused("the names of a module, or a namespace that exec has run code in")
         return NotImplemented
 
     def _lock(self, value: Any) -> Any:

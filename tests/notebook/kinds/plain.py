@@ -171,8 +171,14 @@ CONTAINERS: list[Kind] = [
     refused(
         "a namespace that exec has run code in",
         "x = {}; exec('a = 1\\ndef f(): return a', x)",
-        "a namespace that exec has run code in",
+        "the names of a module, or a namespace that exec has run code in",
         "x['f']() == 1",
+    ),
+    refused(
+        "the dict of a module",
+        "import colorsys; x = vars(colorsys)",
+        "the names of a module, or a namespace that exec has run code in",
+        "x is vars(colorsys)",
     ),
     travels(
         "an ordered dict of one's own, which wants arguments and keeps a limit",
