@@ -5,7 +5,7 @@ a supervisor came, was lost or does not start. The runner (``supervised``, or a 
 the clock: it tells what happened, and does what is returned. The rules of leases are kept over there (``lease.node`` in
 the supervisor's process), since they must hold when the office is down.
 
-A supervisor that is gone is replaced. The new one is told of nothing until the office has seen the node come up anew
+A supervisor that has ended is replaced. The new one is sent no order until the office has seen the node come up anew
 and has sent its grants again: an older order beside them would be one too many.
 """
 
@@ -194,7 +194,7 @@ def away() -> Disconnected:
     return Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")
 
 
-# ---- Whether the supervisor still turns: it is asked a question every second, and has some time to answer. Pure
+# ---- Whether the supervisor's loop still runs: it is asked a question every second, and has some time to answer.
 # Only its clock ends guests, so a supervisor that stands still (stopped, or waiting for a disk that does not answer)
 # enforces no deadline. It is not ended for that, since its end is the end of all guests: the operator is told.
 
@@ -229,7 +229,7 @@ class Watchdog:
         return True
 
     def answered(self, now_ns: int) -> None:
-        """It turns."""
+        """Its loop runs."""
         self._asked_ns, self._answered_ns = None, now_ns
 
     def gone(self) -> None:

@@ -42,8 +42,8 @@ preempted so cannot preempt back by this rule, since it is on a further turn and
 
 **Pauses.** A further turn would take the device of a newcomer in each pause between two cells, and the next cell would
 wait until that turn has had its least run. So for a while a request for a further turn takes no idle lease of a holder
-that has not had its maximum, unless it is inside a floor, or has waited for the maximum hold itself. That is a reason
-less to take a lease, so the potential falls as before.
+that has not had its maximum and has used less, unless it is inside a floor, or has waited for the maximum hold itself.
+That is a reason less to take a lease, so the potential falls as before.
 
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
