@@ -49,6 +49,31 @@ def test_rows_have_keys_of_their_own_and_what_they_change_is_known() -> None:
         assert re.fullmatch(r"[A-Za-z_][\w.]*", name)
 
 
+DETERMINISTIC = """
+import sys
+from sublet.notebook.environment import CellEnvironment, Changes, _pack
+from sublet.notebook.settings.setting import ALL
+
+rows = {"torch determinism": (True, True), "torch determinism of compiled code": True}
+notebook = CellEnvironment(is_notebook=True)
+import torch
+
+came = Changes(rows={key: (_pack({ALL: one}, ()),) for key, one in rows.items()})
+notebook.apply(came, files=False)
+print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+print("torch._inductor.config" in sys.modules)
+import torch._inductor.config as compiler
+
+print(compiler.deterministic, notebook.problems())
+"""
+
+
+def test_determinism_of_torch_is_set_here_without_its_compiler_which_learns_of_it_on_import() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", DETERMINISTIC], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:3] == ["True True", "False", "True {}"], done.stderr
+
+
 # ------------------------------------------------------------------------------------------------- files
 
 

@@ -16,6 +16,9 @@ from sublet.notebook.settings.setting import ALL, MAIN, Entries, Setting, Settin
 
 TORCH_PRINT: Final = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
 
+INDUCTOR: Final = "torch._inductor.config"
+"""The compiler's settings."""
+
 
 def of_libraries() -> Iterable[Setting]:
     torch = "torch"
@@ -51,9 +54,18 @@ def of_libraries() -> Iterable[Setting]:
             _torch().are_deterministic_algorithms_enabled(),
             _torch().is_deterministic_algorithms_warn_only_enabled(),
         ),
-        lambda both: _torch().use_deterministic_algorithms(both[0], warn_only=both[1]),
+        _set_deterministic,
         module=torch,
         default=lambda: (False, False),
+    )
+    yield single(
+        "torch determinism of compiled code",
+        "`torch.use_deterministic_algorithms`, for what `torch.compile` makes",
+        lambda: getattr(sys.modules[INDUCTOR], "deterministic", None),
+        lambda is_so: setattr(sys.modules[INDUCTOR], "deterministic", is_so),
+        module=INDUCTOR,
+        default=lambda: False,
+        stored=(INDUCTOR,),
     )
     yield _attributes(
         "torch cudnn",
@@ -274,6 +286,16 @@ def _attributes(key: str, about: str, path: str, fresh: Entries, *, module: str)
 def _torch() -> Any:
     """torch, which is imported."""
     return sys.modules["torch"]
+
+
+def _set_deterministic(both: tuple[bool, bool]) -> None:
+    """torch's own setter imports its compiler, which takes as long as torch itself, to tell it the same: a side that
+    has not imported the compiler is told without it, and the compiler has a row of its own."""
+    directly = getattr(_torch()._C, "_set_deterministic_algorithms", None)
+    if directly is None or INDUCTOR in sys.modules:
+        _torch().use_deterministic_algorithms(both[0], warn_only=both[1])
+    else:
+        directly(both[0], warn_only=both[1])
 
 
 def _torch_print() -> Entries:
