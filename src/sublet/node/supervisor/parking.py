@@ -40,6 +40,8 @@ from sublet.wire.orders import card_uuid
 
 LOOK_AGAIN_S: Final = 0.005
 """While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
+GO_AGAIN_S: Final = 0.1
+"""Between two attempts to set a guest going."""
 STAND_NS: Final = 5 * NS_PER_S
 """A process that does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
 SAVE_NS: Final = 5 * NS_PER_S
@@ -129,10 +131,15 @@ class Parker:
         tenancy.parking = True
         leaving = _Leaving(tenancy, under, min(until_ns, self._loop.now_ns() + STAND_NS), failed, moved)
         self._leaving[tenancy.lease] = leaving
-        if _cards_of(tenancy):
-            self._suspend(leaving, until_ns)
-        else:
-            self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
+        try:
+            if _cards_of(tenancy):
+                self._suspend(leaving, until_ns)
+            else:
+                self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
+        except BaseException:  # the law is told that it was not begun
+            tenancy.parking = False
+            self._leaving.pop(tenancy.lease, None)
+            raise
         return True
 
     def _suspend(self, leaving: _Leaving, until_ns: int) -> None:
@@ -143,6 +150,9 @@ class Parker:
                 guest.now(GuestEvent.PARK)
 
         def told(said: Mapping[str, Any]) -> None:
+            self._safely(leaving, lambda: suspended(said))
+
+        def suspended(said: Mapping[str, Any]) -> None:
             if "failed" in said:
                 self._give_up(leaving, str(said["failed"]))
                 if said.get("stuck"):  # its calls of the driver wait for ever, so it can save nothing of its card
@@ -158,7 +168,8 @@ class Parker:
             self._stop(leaving)
 
         def saved() -> None:
-            self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
+            within_s = max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S
+            self._caches.free(guests, within_s, lambda: self._safely(leaving, freed))
 
         def freed() -> None:
             size, left_ns = self._on_their_cards(leaving.tenancy), until_ns - self._loop.now_ns()
@@ -177,13 +188,16 @@ class Parker:
             )
 
         spare_ns = until_ns - self._loop.now_ns() - copy_ns(self._on_their_cards(leaving.tenancy)) - LOCK_NS
-        self._once_saved(leaving.tenancy, self._loop.now_ns() + min(SAVE_NS, spare_ns), saved)
+        self._once_saved(leaving, self._loop.now_ns() + min(SAVE_NS, spare_ns), saved)
 
-    def _once_saved(self, tenancy: LeaseRuntime, until_ns: int, then: Callable[[], None]) -> None:
+    def _once_saved(self, leaving: _Leaving, until_ns: int, then: Callable[[], None]) -> None:
         """The notice told them to save. Without a volume there is nowhere to, and nothing is waited for."""
+        tenancy = leaving.tenancy
         has_volume = any(guest.volumes for guest in tenancy.running())
         if has_volume and tenancy.notice is not None and tenancy.is_unsaved() and self._loop.now_ns() < until_ns:
-            self._loop.after(SAVE_LOOK_S, lambda: self._once_saved(tenancy, until_ns, then))
+            self._loop.after(
+                SAVE_LOOK_S, lambda: self._safely(leaving, lambda: self._once_saved(leaving, until_ns, then))
+            )
         else:
             then()
 
@@ -193,7 +207,7 @@ class Parker:
 
         def go() -> None:
             for guest in tenancy.running():
-                self._standstill.go(guest)
+                self._go(guest)
 
         self._loop.soon(go)
 
@@ -210,7 +224,7 @@ class Parker:
             self._now_under(guest, onto, GuestEvent.RESUME)
         onto.show(now_ns)
         for guest in onto.running():
-            self._standstill.go(guest)
+            self._go(guest)
         if not pids:
             self._resumed(onto, {})
             return
@@ -230,6 +244,25 @@ class Parker:
 
     # ---- within ----
 
+    def _safely(self, leaving: _Leaving, call: Callable[[], None]) -> None:
+        """Call it. What fails of it, for want of a descriptor mostly, costs this parking, and not the supervisor, whose
+        end would be that of all guests."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the law alone may end this process
+            log_internal_error(error)
+            if self._leaving.get(leaving.tenancy.lease) is leaving:
+                self._give_up(leaving, f"the supervisor failed on it ({error})")
+
+    def _go(self, guest: GuestProcess) -> None:
+        """Set it going. What could not be, for want of a descriptor, is tried again: it would stand still for ever."""
+        if not self._standstill.go(guest) and not guest.is_gone:
+            self._loop.after(GO_AGAIN_S, lambda: self._go_on(guest))
+
+    def _go_on(self, guest: GuestProcess) -> None:
+        if self._standstill.is_going(guest.id):  # else it was brought to a stand anew, or is gone
+            self._go(guest)
+
     def _stop(self, leaving: _Leaving) -> None:
         """Again and again, until all of them stand."""
         guests = list(leaving.tenancy.running())
@@ -242,11 +275,11 @@ class Parker:
         except OSError:  # no descriptor or memory for a look: nothing is concluded
             is_still = False
         if is_still:
-            self._loop.soon(lambda: self._move(leaving))
+            self._loop.soon(lambda: self._safely(leaving, lambda: self._move(leaving)))
         elif self._loop.now_ns() >= leaving.until_ns:
             self._loop.soon(lambda: self._give_up(leaving, "it could not be brought to a stand"))
         else:
-            self._loop.after(LOOK_AGAIN_S, lambda: self._stop(leaving))
+            self._loop.after(LOOK_AGAIN_S, lambda: self._safely(leaving, lambda: self._stop(leaving)))
 
     def _move(self, leaving: _Leaving) -> None:
         tenancy, under = leaving.tenancy, leaving.under
@@ -269,17 +302,20 @@ class Parker:
         )
         tenancy.move_to(under, is_parked=True)
         under.cards = cards
-        for guest in under.running():
-            self._now_under(guest, under, GuestEvent.PARKED)
-        under.show(self._loop.now_ns())
-        for guest in under.running():
-            if is_idle:
-                self._standstill.go(guest)
-            guest.stdio.say(
-                f"its device was taken, and it is parked: `sublet lease acquire --resume {under.lease}` goes on with it"
-            )
-            guest.tell(GuestNews(guest=guest.id, what="parked"))
-        leaving.moved()
+        try:
+            for guest in under.running():
+                self._now_under(guest, under, GuestEvent.PARKED)
+            under.show(self._loop.now_ns())
+            for guest in under.running():
+                if is_idle:
+                    self._go(guest)
+                guest.stdio.say(
+                    f"its device was taken, and it is parked: `sublet lease acquire --resume {under.lease}` goes on "
+                    "with it"
+                )
+                guest.tell(GuestNews(guest=guest.id, what="parked"))
+        finally:  # whatever could not be said: they are there by now
+            leaving.moved()
 
     def _give_up(self, leaving: _Leaving, why: str) -> None:
         """They stay where they are, and are told to leave like other guests."""
@@ -291,7 +327,7 @@ class Parker:
         for guest in leaving.tenancy.running():
             if guest.state is GuestState.PARKING:
                 guest.now(GuestEvent.STAYED)
-            self._standstill.go(guest)
+            self._go(guest)
         leaving.failed(why)
 
     def _now_under(self, guest: GuestProcess, tenancy: LeaseRuntime, event: GuestEvent) -> None:
@@ -373,11 +409,14 @@ class Standstill:
         self._trees = trees
         self._frozen: set[GuestId] = set()
         self._stopped: dict[GuestId, dict[ProcessInstance, None]] = {}
+        self._going: set[GuestId] = set()
+        """Of these something still stands that was to go on."""
 
     def is_still(self, guests: Iterable[GuestProcess]) -> bool:
         """Bring them to a stand, and see whether they do. To be called again until they do."""
         guests = list(guests)
         for guest in guests:
+            self._going.discard(guest.id)
             self._freeze(guest)
         look = self._trees.look([guest.tree for guest in guests])
         still = True
@@ -390,18 +429,34 @@ class Standstill:
                     still &= self._stop(guest.id, stat)
         return still
 
-    def go(self, guest: GuestProcess) -> None:
-        """On as before; harmless where it does not stand still."""
+    def go(self, guest: GuestProcess) -> bool:
+        """On as before; harmless where it does not stand still. Whether all of it does; else it is to be called again:
+        a process is continued through a descriptor, and there may be none."""
+        self._going.add(guest.id)
         if guest.id in self._frozen and guest.tree.group is not None:
-            guest.tree.group.thaw()
-        for identity in self._stopped.get(guest.id, ()):
-            self._trees.procs.send(identity, signal.SIGCONT)
+            if not guest.tree.group.thaw():
+                return False
+            self._frozen.discard(guest.id)
+        stopped = self._stopped.get(guest.id, {})
+        try:
+            for identity in tuple(stopped):
+                self._trees.procs.send(identity, signal.SIGCONT)
+                del stopped[identity]
+        except OSError as error:
+            log_internal_error(error)
+            return False
         self.forget(guest.id)
+        return True
+
+    def is_going(self, guest: GuestId) -> bool:
+        """Whether it was to go on, and something of it still stands."""
+        return guest in self._going
 
     def forget(self, guest: GuestId) -> None:
         """It is gone."""
         self._frozen.discard(guest)
         self._stopped.pop(guest, None)
+        self._going.discard(guest)
 
     def _freeze(self, guest: GuestProcess) -> None:
         group = guest.tree.group
@@ -474,7 +529,11 @@ def _ask(guest: GuestProcess) -> socket.socket | None:
     """Our end of the connection it is to hang up; None where it takes none."""
     if guest.visits is None or not guest.main_runs:
         return None
-    ours, theirs = socket.socketpair()
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:  # no descriptor: what is not given back is copied along
+        log_internal_error(error)
+        return None
     visit = Visit(service=Service.CACHES, tenant=guest.tenant, lease=guest.lease, epoch=guest.epoch, operations=())
     try:
         guest.visits.hand(visit, theirs)

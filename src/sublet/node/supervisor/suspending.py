@@ -136,9 +136,11 @@ class Suspending:
         self._timer = self._loop.after(within_s, lambda: self._broke(f"the driver did not answer in {within_s:.0f} s"))
 
     def _start(self) -> None:
-        ours_in, theirs_out = os.pipe2(os.O_CLOEXEC)
-        theirs_in, ours_out = os.pipe2(os.O_CLOEXEC)
+        made: list[int] = []
         try:
+            made += os.pipe2(os.O_CLOEXEC)
+            made += os.pipe2(os.O_CLOEXEC)
+            ours_in, theirs_out, theirs_in, ours_out = made
             actions = [(os.POSIX_SPAWN_DUP2, theirs_in, _STDIN), (os.POSIX_SPAWN_DUP2, theirs_out, _STDOUT)]
             self._pid = os.posix_spawn(
                 self._argv[0],
@@ -149,12 +151,11 @@ class Suspending:
                 setsid=True,
             )
         except OSError:
-            os.close(ours_in)
-            os.close(ours_out)
+            for fd in made:
+                os.close(fd)
             raise
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+        os.close(theirs_in)
+        os.close(theirs_out)
         self._from, self._to = ours_in, ours_out
         self._loop.watch(self._from, READ, self._on_readable)
         os.set_blocking(self._from, False)

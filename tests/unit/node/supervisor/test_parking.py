@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from sublet.node.supervisor.parking import Parker
+import pytest
+
+from sublet.node.processes.procs import ProcessInstance
+from sublet.node.supervisor.parking import Caches, Parker, Standstill
 from sublet.values import GIB, NS_PER_S, Kind, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Part
@@ -55,15 +61,15 @@ class Stage:
         trees: Any = SimpleNamespace(look=lambda _: SimpleNamespace(of=lambda _: stats))
         self.now_ns = 0
         self.later: list[Callable[[], None]] = []
-        loop: Any = SimpleNamespace(now_ns=lambda: self.now_ns, after=lambda _, then: self.later.append(then))
+        self.loop: Any = SimpleNamespace(now_ns=lambda: self.now_ns, after=lambda _, then: self.later.append(then))
         self.is_unsaved = True
         self.suspending = Suspending(*done)
-        self.parker = Parker(loop, trees, SimpleNamespace(), self.suspending, lambda guest, why: None)  # type: ignore[arg-type]
+        self.parker = Parker(self.loop, trees, SimpleNamespace(), self.suspending, lambda guest, why: None)  # type: ignore[arg-type]
         self.stopped: list[object] = []
         self.failed: list[str] = []
         parker: Any = self.parker
         parker._caches = SimpleNamespace(free=lambda guests, within_s, then: then())
-        parker._standstill = SimpleNamespace(go=lambda guest: None)
+        parker._standstill = SimpleNamespace(go=lambda guest: True)
         parker._stop = self.stopped.append
         self.tenancy: Any = SimpleNamespace(
             lease="l",
@@ -75,9 +81,11 @@ class Stage:
             running=lambda: iter([self.guest]),
         )
 
+    def leaving(self) -> Any:
+        return SimpleNamespace(tenancy=self.tenancy, until_ns=0, failed=self.failed.append)
+
     def suspend(self, within_s: int = 30) -> None:
-        leaving: Any = SimpleNamespace(tenancy=self.tenancy, until_ns=0, failed=self.failed.append)
-        self.parker._suspend(leaving, within_s * NS_PER_S)
+        self.parker._suspend(self.leaving(), within_s * NS_PER_S)
 
 
 def test_a_process_that_the_driver_passed_over_keeps_its_guest_from_being_parked() -> None:
@@ -160,3 +168,83 @@ def test_where_nobody_tells_whose_memory_it_is_all_of_the_lease_may_have_to_be_k
     assert stage.parker._used(stage.tenancy) == 2 * PAGE + 8 * GIB, "no more than it leased"
     stage.parker.uses = (CardUse(card=CARD, pid=8, bytes=GIB),)
     assert stage.parker._used(stage.tenancy) == 2 * PAGE + GIB
+
+
+def no_descriptor(*_: object, **__: object) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize("where", ["asking for caches", "looking for their processes", "looking again after the copy"])
+def test_a_shortage_costs_the_parking_and_not_the_supervisor(where: str) -> None:
+    """What these steps raised ended the supervisor, and with it the guests of all leases."""
+    stage = Stage(7, 8)
+    parker: Any = stage.parker
+    parker._leaving[stage.tenancy.lease] = leaving = stage.leaving()
+    if where == "asking for caches":
+        parker._caches = Caches(stage.loop)
+        stage.guest.visits, stage.guest.main_runs = SimpleNamespace(), True
+    found = parker._trees.look
+    looks = {"asking for caches": 99, "looking for their processes": 1, "looking again after the copy": 3}[where]
+
+    def look(*args: object) -> Any:
+        nonlocal looks
+        looks -= 1
+        return no_descriptor() if looks < 0 else found(*args)
+
+    parker._trees = SimpleNamespace(look=look)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("socket.socketpair", no_descriptor)
+        parker._suspend(leaving, 30 * NS_PER_S)
+        while stage.later:
+            stage.later.pop(0)()
+    if where == "asking for caches":
+        assert stage.suspending.asked == [[7, 8]], "what they do not give back is copied along"
+    else:
+        assert [why.partition(" (")[0] for why in stage.failed] == ["the supervisor failed on it"]
+        assert stage.tenancy.parking is False
+        assert not parker._leaving
+
+
+def test_guests_that_stand_still_go_on_once_there_is_a_descriptor_for_it() -> None:
+    """To continue a process takes one. The error ended the supervisor; with a group it was not even seen, and the guest
+    stood still for the rest of its lease."""
+    stage = Stage()
+    parker: Any = stage.parker
+    sent: list[tuple[ProcessInstance, int]] = []
+    first, second = ProcessInstance(7, 1), ProcessInstance(8, 1)
+    tries = iter([True, False, True, True])
+
+    def send(identity: ProcessInstance, number: int) -> bool:
+        if next(tries):
+            sent.append((identity, number))
+            return True
+        return bool(no_descriptor())
+
+    thawed = iter([False, True])
+    parker._standstill = standstill = Standstill(SimpleNamespace(procs=SimpleNamespace(send=send)))  # type: ignore[arg-type]
+    stage.guest.id, stage.guest.is_gone = "g", False
+    stage.guest.tree = SimpleNamespace(group=SimpleNamespace(thaw=lambda: next(thawed)))
+    standstill._frozen.add(stage.guest.id)
+    standstill._stopped[stage.guest.id] = dict.fromkeys((first, second))
+    parker._go(stage.guest)
+    while stage.later:
+        stage.later.pop(0)()
+    assert sent == [(first, signal.SIGCONT), (second, signal.SIGCONT)]
+    assert not standstill.is_going(stage.guest.id)
+
+
+def test_a_guest_that_is_parked_again_is_not_set_going_by_an_earlier_attempt() -> None:
+    stage = Stage()
+    parker: Any = stage.parker
+    parker._standstill = standstill = Standstill(
+        SimpleNamespace(procs=SimpleNamespace(send=no_descriptor), look=lambda _: SimpleNamespace(of=lambda _: []))  # type: ignore[arg-type]
+    )
+    stage.guest.id, stage.guest.is_gone = "g", False
+    stage.guest.tree = SimpleNamespace(group=None)
+    standstill._stopped[stage.guest.id] = {ProcessInstance(7, 1): None}
+    parker._go(stage.guest)
+    (again,) = stage.later
+    assert standstill.is_still([stage.guest])
+    again()
+    assert standstill._stopped[stage.guest.id], "nothing was sent, or what was stopped would be forgotten"
+    assert stage.later == [again]

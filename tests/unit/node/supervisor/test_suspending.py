@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.supervisor.suspending import Suspending
+from tests.left_open import left_of, open_now
 
 ECHO = """
 import json, sys
@@ -181,3 +183,22 @@ def test_one_that_is_not_there() -> None:
     assert not stage.told
     stage.until(1)
     assert "could not be started" in stage.told[0]["failed"]
+
+
+def test_a_helper_that_cannot_be_started_leaves_no_descriptor_behind(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shortage of them became worse with each attempt."""
+    pipe, there = os.pipe2, iter([True, False])
+
+    def one_pipe(flags: int) -> tuple[int, int]:
+        if next(there):
+            return pipe(flags)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = open_now()
+    monkeypatch.setattr(os, "pipe2", one_pipe)
+    stage.suspending.suspend([1], 1, stage.told.append)
+    stage.until(1)
+    assert stage.told[0]["failed"] == "its helper could not be started (Too many open files)"
+    assert not left_of(open_now, before)
