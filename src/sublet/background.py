@@ -18,7 +18,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ START_S: Final = 10.0
 """A new thread takes its first step within this time, or it never will."""
 START_LOOKS: Final = 10
 _NO_THREAD: Final = ("can't start new thread",)
+_SHORT_DO: Final = (
+    "Close files or end threads of this program, or raise its limits (`ulimit -n`, `ulimit -u`), then try again."
+)
 _BROKEN: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP))
 """What ``accept`` answers when the listening socket itself is useless. Its other errors belong to the connection that
 was to be accepted, or are shortages."""
@@ -50,6 +53,20 @@ def is_shortage(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and error.args == _NO_THREAD)
+
+
+@contextlib.contextmanager
+def shortage_explained() -> Iterator[None]:
+    """What fails in here for want of a descriptor or a thread of this program is raised as an error that says so."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        from sublet.errors import SubletError
+
+        why = getattr(error, "strerror", None) or error
+        raise SubletError(f"this program is short of a resource ({why})", do=_SHORT_DO) from error
 
 
 class Trouble:

@@ -30,10 +30,12 @@ class SystemClock:
     """The clock of this machine."""
 
     def __init__(self) -> None:
-        self._domain = _read_domain()
+        self._domain: str | None = None
 
     @property
     def domain(self) -> str:
+        if self._domain is None:  # only when it is asked for: to read it takes a descriptor
+            self._domain = _read_domain()
         return self._domain
 
     def now_ns(self) -> int:

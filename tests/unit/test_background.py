@@ -23,11 +23,13 @@ from sublet.background import (
     Guard,
     accept_connections,
     is_shortage,
+    shortage_explained,
     start_task,
     start_thread,
     start_timer,
     troubles,
 )
+from sublet.errors import SubletError
 from tests.shortages import fail_accepts
 from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
 
@@ -445,3 +447,28 @@ def test_a_thread_that_never_takes_its_first_step_keeps_nobody_waiting(monkeypat
     late: Any = begun[0]
     late.__self__.run()  # it comes after all, when nobody counts on it any more
     assert not ran
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=repr,
+)
+def test_a_shortage_of_a_program_is_told_with_what_to_do(error: Exception) -> None:
+    """A bare ``OSError`` says neither of whose descriptors it speaks nor what helps."""
+    with pytest.raises(SubletError, match="this program is short of a resource") as told, shortage_explained():
+        raise error
+    assert "ulimit -n" in told.value.do
+    assert told.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "x"), RuntimeError("x"), SubletError("x"), KeyError()]
+)
+def test_other_errors_of_a_program_are_left_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as told, shortage_explained():
+        raise error
+    assert told.value is error

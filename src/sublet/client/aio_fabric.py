@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from msgspec import structs
 
-from sublet.background import start_task, start_thread
+from sublet.background import shortage_explained, start_task, start_thread
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
@@ -92,12 +92,13 @@ async def connect(
         as_tenant=as_tenant,
         for_tenant=for_tenant,
     )
-    fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
-    try:
-        await fabric._greet()
-    except BaseException:
-        await fabric.close()
-        raise
+    with shortage_explained():
+        fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
+        try:
+            await fabric._greet()
+        except BaseException:
+            await fabric.close()
+            raise
     return fabric
 
 

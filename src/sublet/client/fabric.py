@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import structs
 
+from sublet.background import shortage_explained
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.clocks import client_clock
@@ -107,12 +108,13 @@ def connect(
         as_tenant=as_tenant,
         for_tenant=for_tenant,
     )
-    fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
-    try:
-        fabric._greet()
-    except BaseException:
-        fabric.close()
-        raise
+    with shortage_explained():
+        fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
+        try:
+            fabric._greet()
+        except BaseException:
+            fabric.close()
+            raise
     return fabric
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
+from sublet.background import shortage_explained
 from sublet.client.address import Address
 from sublet.client.command_words import StdioText, checked_env, command_spec
 from sublet.client.line import connect_data
@@ -390,9 +391,11 @@ def start_spec(lease: LeaseHandle, spec: GuestSpec, *, busy: bool = True, volume
     ``volume``: a lease of blocks that it may save to. Where the lease ends meanwhile, its end is raised."""
     from sublet.client.volume_line import in_use_of, lease_token, ticket_for
 
-    fabric, in_use, ticket = lease._fabric, in_use_of(lease if busy else None, volume), ticket_for(volume)
+    fabric = lease._fabric
     try:
-        return begin(fabric.address, lease_token(lease), lease.id, spec, fabric._watch, in_use, volume=ticket)
+        with shortage_explained():
+            in_use, ticket = in_use_of(lease if busy else None, volume), ticket_for(volume)
+            return begin(fabric.address, lease_token(lease), lease.id, spec, fabric._watch, in_use, volume=ticket)
     except LeaseEnded as refused:  # what refuses it knows that the lease is over, and not why
         end = None if refused.end is not None else lease.end or end_known_to_office(lease)
         if end is None:
@@ -421,27 +424,29 @@ def begin(
     volume: str = "",
 ) -> Guest:
     """Run this with the lease's token. ``in_use`` is called when it runs; what it returns, when its program ended.
-    ``volume``: a ticket for one."""
+    ``volume``: a ticket for one. What is raised once it runs ends it: the caller has nothing to end it by."""
     conversation = connect_data(address, token)
     try:
         started = _start(conversation, spec, volume)
         guest = Guest(started.guest, started.pid, lease, address)
-        if in_use is not None:
-            guest._on_exit = in_use()
         try:
+            if in_use is not None:
+                guest._on_exit = in_use()
             view = attach(conversation, Attach(guest=guest.id, offset=-1)).view  # no credit: the news alone
+            # It may have been quicker than we.
+            guest._saw(GuestNews(guest=guest.id, what="exited", exit_code=view.exit_code, reason=_reason_of(view)))
+            if guest.exit_code is not None:
+                conversation.close()
+            else:
+                watch.add(conversation, guest._heard)
         except BaseException:
             guest._ended()
+            with contextlib.suppress(SubletError, OSError):
+                _ask(conversation, EndGuest(guest=guest.id, grace_ns=0))
             raise
     except BaseException:
         conversation.close()
         raise
-    # It may have been quicker than we.
-    guest._saw(GuestNews(guest=guest.id, what="exited", exit_code=view.exit_code, reason=_reason_of(view)))
-    if guest.exit_code is not None:
-        conversation.close()
-    else:
-        watch.add(conversation, guest._heard)
     return guest
 
 

@@ -103,7 +103,11 @@ class Exchange:
         listens, while nothing is heard."""
         self.line = line
         self.board, self._board_fd = Board.create()
-        self.results, self._results_fd = ResultBuffer.create()
+        try:
+            self.results, self._results_fd = ResultBuffer.create()
+        except BaseException:
+            os.close(self._board_fd)
+            raise
         self.sending = threading.Lock()
         """Held while messages are made and sent: what one defines the next may use."""
         self.lost: ConnectionLost | None = None

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sublet.background import shortage_explained
 from sublet.client.line import open_line
 from sublet.compute.buffer_cache import BufferCache
 from sublet.compute.calls import Exchange, PendingCall
@@ -251,11 +252,28 @@ def _hang_up(workers: Workers | None, end: LeaseEnd) -> None:
 
 
 def _started(lease: LeaseHandle, options: Options) -> Worker:
-    guest = parked_worker(lease) if options.place == Options() else None
-    guest = guest or start_worker(lease, options)
+    takes_up = lease._takes_up
+    parked = parked_worker(lease) if options.place == Options() else None
+    guest = parked or start_worker(lease, options)
+    try:
+        with shortage_explained():
+            return _connected(lease, guest)
+    except BaseException:
+        if parked is None:
+            end_worker(guest)  # the next call starts another one
+        else:
+            lease._takes_up = takes_up  # it has what another program left in it: the next call goes on with it
+        raise
+
+
+def _connected(lease: LeaseHandle, guest: Guest) -> Worker:
     try:
         line = SharedConnection(open_line(lease, guest.id, Service.WORK))
-        return Worker(line, lease.id, guest, lambda: end_worker(guest))
+        try:
+            return Worker(line, lease.id, guest, lambda: end_worker(guest))
+        except BaseException:
+            line.close()
+            raise
     except SubletError as error:
         if lease.end is not None:
             lease.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from sublet.client import aio_guests, guests
 from sublet.client.address import Address
 from sublet.errors import Disconnected, InvalidRequest
-from sublet.values import LeaseId
+from sublet.values import GuestId, LeaseId
+from sublet.wire.guests import EndGuest
 
 
 class Line:
@@ -21,6 +23,9 @@ class Line:
         self.closed = 0
         self.in_use: list[str] = []
         monkeypatch.setattr(guests, "connect_data", lambda *_: self)
+        self.asked: list[object] = []
+        self.watch: Any = SimpleNamespace(add=self._step(fails.get("watch")))
+        monkeypatch.setattr(guests, "_ask", lambda _, asked: self.asked.append(asked))
         for name in ("_start", "attach"):
             monkeypatch.setattr(guests, name, self._step(fails.get(name)))
 
@@ -28,7 +33,8 @@ class Line:
         def step(*_: object) -> Any:
             if error is not None:
                 raise error
-            return SimpleNamespace(guest="g-1", pid=7)
+            view = SimpleNamespace(exit_code=-1, reason="")
+            return SimpleNamespace(guest="g-1", pid=7, view=view)
 
         return step
 
@@ -41,8 +47,7 @@ class Line:
             return lambda: self.in_use.append("ended")
 
         spec: Any = None
-        watch: Any = None
-        return guests.begin(Address(url="unix:///s", token=""), "token", LeaseId("l-1"), spec, watch, use)
+        return guests.begin(Address(url="unix:///s", token=""), "token", LeaseId("l-1"), spec, self.watch, use)
 
 
 def test_a_command_that_cannot_be_started_is_told_and_uses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +63,22 @@ def test_a_command_that_cannot_be_followed_does_not_keep_its_lease_busy(monkeypa
     with pytest.raises(Disconnected, match="the connection broke"):
         line.begin()
     assert (line.in_use, line.closed) == (["begun", "ended"], 1)
+
+
+@pytest.mark.parametrize("step", ["attach", "watch"])
+def test_a_command_whose_start_fails_once_it_runs_is_ended(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The caller has nothing to end it by, and starts it again: two of them would run under one lease."""
+    line = Line(monkeypatch, **{step: OSError(errno.EMFILE, "Too many open files")})
+    with pytest.raises(OSError, match="Too many open files"):
+        line.begin()
+    assert (line.in_use, line.closed) == (["begun", "ended"], 1)
+    assert line.asked == [EndGuest(guest=GuestId("g-1"), grace_ns=0)]
+
+
+def test_a_command_that_runs_is_watched_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(monkeypatch)
+    assert line.begin().id == "g-1"
+    assert (line.in_use, line.closed, line.asked) == (["begun"], 0, [])
 
 
 def test_a_start_that_nobody_waits_for_any_more_may_fail_in_silence() -> None:

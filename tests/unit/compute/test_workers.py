@@ -1,15 +1,27 @@
-"""Signs of life of a worker: what counts as one, and what its silence does to the use of the lease."""
+"""Workers: what a start that fails leaves, and what counts as a sign of life."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
+import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sublet.compute import workers
+from sublet.compute.calls import Exchange
+from sublet.compute.worker_guest import Options
 from sublet.compute.workers import STILL_S, SignsOfLife
+from sublet.errors import SubletError
+from sublet.wire.conversation import Conversation
+from sublet.wire.line import SharedConnection
+from sublet.wire.link import Link
+from tests.left_open import left_of, open_now
 
 
 class Lease:
@@ -116,3 +128,61 @@ def test_nobody_looks_while_nothing_is_under_way(world: World) -> None:
     assert world.asked == 0
     with world.life.use(world.lease):
         assert world.lease.running == 1
+
+
+def no_descriptor(*_: object) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+class Starting:
+    """A lease whose worker starts, and then cannot be connected to."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, parked: bool = False) -> None:
+        self.lease: Any = SimpleNamespace(id="l", end=None, _takes_up=parked)
+        self.started: list[str] = []
+        self.ended: list[str] = []
+
+        def take_up(lease: Any) -> Any:
+            was, lease._takes_up = lease._takes_up, False
+            return SimpleNamespace(id="parked") if was else None
+
+        def start(lease: Any, options: Options) -> Any:
+            self.started.append(f"w{len(self.started)}")
+            return SimpleNamespace(id=self.started[-1])
+
+        patch.setattr(workers, "parked_worker", take_up)
+        patch.setattr(workers, "start_worker", start)
+        patch.setattr(workers, "end_worker", lambda guest: self.ended.append(guest.id))
+        patch.setattr(workers, "open_line", no_descriptor)
+
+
+def test_a_worker_that_cannot_be_connected_to_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call that failed for want of a descriptor left one running, and said only ``Too many open files``."""
+    stage = Starting(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(SubletError, match="short of a resource") as told:
+            workers._started(stage.lease, Options())
+        assert "ulimit -n" in told.value.do
+    assert stage.ended == stage.started == ["w0", "w1"]
+
+
+def test_a_parked_worker_that_cannot_be_connected_to_is_taken_up_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What its functions kept is in it: the next call began with an empty one."""
+    stage = Starting(monkeypatch, parked=True)
+    with pytest.raises(SubletError, match="short of a resource"):
+        workers._started(stage.lease, Options())
+    assert (stage.started, stage.ended) == ([], [])
+    assert stage.lease._takes_up
+
+
+def test_an_exchange_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a shortage each attempt made it worse."""
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(Conversation(ours, Link.connecting())) as talk, theirs:
+        before = open_now()
+        monkeypatch.setattr("sublet.compute.calls.ResultBuffer.create", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            Exchange(SharedConnection(talk), lambda: None)
+        assert not left_of(open_now, before)

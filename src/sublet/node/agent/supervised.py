@@ -165,8 +165,7 @@ class SupervisedAgent:
         """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
         if self._link is None:
             raise away()
-        link = self._link
-        call = link.call(dumps(asked), fds)
+        call = self._link.call(dumps(asked), fds)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[call] = future
         self._send()
@@ -179,8 +178,7 @@ class SupervisedAgent:
                 do="Look whether its process stands still (`sublet status` names it), or try again.",
             ) from None
         finally:
-            if self._answers.pop(call, None) is not None:  # no caller waits for the answer any more, when it comes
-                link.abandon(call)
+            self._answers.pop(call, None)
         return loads(OfficeReply, answer)  # type: ignore[no-any-return]
 
     async def guests(self, asked: ListGuests) -> Guests:
@@ -257,7 +255,6 @@ class SupervisedAgent:
         if not self._core.is_joined:  # the next one is told when it is joined
             return
         self._drop()
-        self._is_told.clear()
         self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
         done, _ = await asyncio.wait((self._again,), timeout=CONFIGURE_S)
         if not done:
@@ -296,7 +293,6 @@ class SupervisedAgent:
 
     async def _join(self) -> None:
         self._core.joining()
-        self._is_told.clear()
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
         pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
@@ -413,6 +409,7 @@ class SupervisedAgent:
             self._sock.close()
         self._sock = self._link = None
         self._core.dropped()
+        self._is_told.clear()
         self._turning.passed()
         self._writing = False
         answers, self._answers = self._answers, {}

@@ -6,7 +6,7 @@ import pytest
 
 from sublet.errors import Disconnected, OfficeElsewhere, SubletError, Unauthorized, Unsupported
 from sublet.lease_end import EndReason
-from sublet.node.agent.core import AGAIN_S, ORDERS_MAX, AgentCore, LinkLoss
+from sublet.node.agent.core import AGAIN_S, EVERY_NS, ORDERS_MAX, SILENT_NS, AgentCore, LinkLoss
 from sublet.values import Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.guests import Configured, Front, Orders, Profile
 from sublet.wire.orders import End, Extend, Held, Order, Report
@@ -78,6 +78,32 @@ def test_a_repeated_order_takes_the_place_of_the_one_before(stage: Stage) -> Non
         stage.core.send(order)
     (message,) = stage.messages()
     assert message.orders == (extend(3), end(1), extend(2, "other"))
+
+
+def test_an_order_of_another_epoch_takes_no_place(stage: Stage) -> None:
+    """After an attach the end of the older epoch is still to be said: each is confirmed by itself."""
+    stage.join()
+    older, newer = (
+        End(lease=LeaseId("l"), epoch=Epoch(1, n), number=n, parts=(), reason=EndReason.RELEASED, grace_ns=0)
+        for n in (1, 2)
+    )
+    stage.core.send(older)
+    stage.core.send(newer)
+    (message,) = stage.messages()
+    assert message.orders == (older, newer)
+
+
+def test_a_question_to_a_supervisor_that_is_gone_is_not_held_against_the_next(stage: Stage) -> None:
+    """Else the operator is told that one stands still which was never asked."""
+    stage.join()
+    stage.core.watchdog.look(0)
+    assert stage.core.watchdog.look(2 * EVERY_NS)
+    assert stage.core.watchdog.silent_ns(2 * EVERY_NS + SILENT_NS)
+    stage.core.lost(None)
+    stage.join()
+    assert not stage.core.watchdog.silent_ns(2 * EVERY_NS + SILENT_NS)
+    stage.core.watchdog.look(3 * EVERY_NS + SILENT_NS)
+    assert stage.core.watchdog.look(4 * EVERY_NS + SILENT_NS), "and it is asked itself"
 
 
 def test_without_a_supervisor_orders_are_forgotten_and_a_joining_one_gets_none(stage: Stage) -> None:

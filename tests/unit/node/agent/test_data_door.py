@@ -45,12 +45,14 @@ class Rights:
             expires=1 << 40,
             key_id="k",
             office="o",
+            generation=5,
+            actor=(TenantId("studio"), 7),
         )
 
     def visitor(self, access: str, peer: PeerProcess, *, as_tenant: bool) -> Visitor:
         if access not in ("", "ana"):
             raise Unauthorized("this token is not ours")
-        return Visitor(TenantId(access or "local"), not access, 0)
+        return Visitor(TenantId(access or "local"), not access, 3)
 
 
 class Supervisor:
@@ -147,8 +149,11 @@ def test_a_capability_opens_what_it_says(tmp_path: Path) -> None:
                 lease=LeaseId("l"),
                 epoch=Epoch(1, 2),
                 operations=("run",),
+                generation=5,
+                actor="studio",
+                actor_generation=7,
             )
-        ]
+        ], "by the generations the connection is cut when rights change"
 
     run(tmp_path, story)
 
@@ -168,6 +173,7 @@ def test_without_a_lease_one_sees_and_starts_nothing(
         assert await b.says(hello(greeting)) is None
         [front] = b.supervisor.fronts
         assert (front.tenant, front.operator, front.profile, front.lease) == (tenant, operator, profile, None)
+        assert front.generation == 3, "by it the connection is cut when the rights change"
 
     run(tmp_path, story)
 
@@ -226,6 +232,20 @@ def test_too_many_who_say_nothing_do_not_keep_others_out_for_ever(
         assert b.limits
         monkeypatch.setattr(data_door, "GREETING_S", 60.0)
         assert await b.says(hello(Greeting(capability="good"))) is None
+
+    run(tmp_path, story)
+
+
+def test_those_that_were_handed_over_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those that were turned away: else the door would close for good after some hundreds."""
+    monkeypatch.setattr(data_door, "GREETING_NOW_MAX", 2)
+    monkeypatch.setattr(data_door, "GREETING_RESERVED", 0)
+
+    async def story(b: Bench) -> None:
+        for _ in range(3):
+            assert await b.says(hello(Greeting(capability="good"))) is None
+            assert isinstance(await b.says(hello(Greeting(capability="bad"))), Unauthorized)
+        assert b.limits == []
 
     run(tmp_path, story)
 

@@ -18,6 +18,7 @@ from sublet.node.agent import supervised
 from sublet.node.agent.core import ORDERS_MAX, SILENT_NS
 from sublet.node.agent.supervised import SupervisedAgent
 from sublet.values import NS_PER_S, Epoch, LeaseId, NodeId, TenantId
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import (
     Admit,
@@ -29,6 +30,7 @@ from sublet.wire.guests import (
     OfficeCall,
     Orders,
     Profile,
+    Quit,
     Reports,
     Revoke,
 )
@@ -48,6 +50,7 @@ class Supervisors:
     def __init__(self) -> None:
         self.count = 0
         self.asked: list[OfficeCall] = []
+        self.configured: list[Configure] = []
         self.heard: list[Report] = []
         """What the office was told."""
         self.report: Callable[[Report], None] = lambda _: None
@@ -96,7 +99,8 @@ class Supervisors:
                         link.welcome()
                     case Called(call=call, body=body) if (wrong := unreadable(body)) is not None:
                         link.refuse(call, wrong)
-                    case Called(call=call, body=body) if isinstance(loads(OfficeCall, body), Configure):
+                    case Called(call=call, body=body) if isinstance(asked := loads(OfficeCall, body), Configure):
+                        self.configured.append(asked)
                         if self.may_configure.is_set():
                             configured(call)
                         else:
@@ -489,6 +493,58 @@ def test_a_holder_that_would_come_too_early_is_sent_away_for_a_moment(monkeypatc
                 await until(agent._is_told.is_set)
                 await admission(stack, agent, "bob")
         assert admitted(supervisors) == ["bob"]
+
+    played(play)
+
+
+def test_a_holder_that_comes_just_after_the_supervisor_has_ended_waits_for_the_next() -> None:
+    """Another one is there in a moment: a holder is sent away only if that takes too long."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        agent.tick(0)
+        await until(agent._is_told.is_set)
+        supervisors.hang_up(None)
+        await until(lambda: agent._link is None)
+        with contextlib.ExitStack() as stack:
+            async with asyncio.timeout(PATIENCE_S):
+                await admission(stack, agent)
+        assert admitted(supervisors) == ["ann"]
+
+    played(play)
+
+
+def test_new_caps_reach_the_supervisor_and_holders_that_come_meanwhile_wait() -> None:
+    caps = LeaseCaps(cores=77)
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        agent.tick(0)
+        await until(agent._is_told.is_set)
+        with contextlib.ExitStack() as stack:
+            async with asyncio.timeout(PATIENCE_S):
+                setting = asyncio.ensure_future(agent.set_caps(caps))
+                await until(lambda: agent._link is None)
+                await asyncio.gather(setting, admission(stack, agent))
+        assert [asked.caps == caps for asked in supervisors.configured] == [False, True]
+        assert admitted(supervisors) == ["ann"]
+
+    played(play)
+
+
+def test_an_office_that_ends_asks_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the connections that it could not have cut either: the next office repeats that."""
+    monkeypatch.setattr(supervised, "CUT_AGAIN_S", 0.001)
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_mute = True
+        agent.cut_off(TenantId("ann"), 1)
+        await until(lambda: supervisors.asked)
+        (cutting,) = agent._cutting
+        closing = asyncio.ensure_future(agent.close())
+        await until(lambda: any(isinstance(asked, Quit) for asked in supervisors.asked))
+        with pytest.raises(asyncio.CancelledError):
+            await cutting
+        supervisors.answer()
+        await closing
 
     played(play)
 
