@@ -16,7 +16,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -252,6 +252,7 @@ class OfficeLine:
         operations: tuple[str, ...] = ("logs", "run", "write"),
         oldest: int = WIRE_OLDEST,
         newest: int = WIRE_VERSION,
+        **rights: Any,
     ) -> HolderLine:
         """A holder's connection, as the agent's door hands one over."""
         mine, theirs = socket.socketpair()
@@ -262,6 +263,7 @@ class OfficeLine:
             lease=lease,
             epoch=epoch,
             operations=operations,
+            **rights,
         )
         try:
             self.ask(Admit(front=front, oldest=oldest, newest=newest), (theirs.detach(),))  # the link closes it

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import os
 import platform
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,15 @@ from typing import Final
 
 import pytest
 
-from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, QuotaExceeded, StaleEpoch
+from sublet.errors import (
+    Disconnected,
+    InvalidRequest,
+    LeaseEnded,
+    LeaseNotActive,
+    QuotaExceeded,
+    StaleEpoch,
+    Unauthorized,
+)
 from sublet.lease_end import EndReason
 from sublet.node.supervisor.core import REPORTS_MAX
 from sublet.node.supervisor.holder_link import OPERATIONS
@@ -50,6 +59,7 @@ from sublet.wire.guests import (
     Started,
     StdioKind,
 )
+from sublet.wire.link_events import CallRefused, Replied
 from sublet.wire.orders import End, EndedHere, Extend, Grant, Held, Part, TornDown
 from tests.integration.supervisor_stage import (
     PATH,
@@ -227,6 +237,98 @@ def test_connections_of_a_tenant_whose_rights_changed_are_cut(stage: SupervisorS
         line.close()
     for name in (lease, theirs):
         end(stage, name, epoch)
+
+
+def test_a_revocation_that_is_repeated_cuts_none_that_came_by_newer_rights(
+    stage: SupervisorStage, lease: LeaseId
+) -> None:
+    """The agent repeats it until it is answered, and the next office once more: who has the new token by then stays.
+    Whose rights count is the tenant's, or those of the operator who acts for it."""
+    epoch = Epoch(1, 5)
+    grant(stage, lease, epoch)
+    guest = serving(stage, lease, epoch)
+    older, newer, acted = (
+        [stage.office_line.admit(lease, epoch, operations=ALL, **rights) for _ in range(2)]
+        for rights in ({"generation": 1}, {"generation": 2}, {"generation": 2, "actor": BEN, "actor_generation": 4})
+    )
+    for line in (older[0], newer[0], acted[0]):
+        assert isinstance(line.ask(Connect(guest=guest, service=Service.WORK)), Connected)
+        line.talk.begin_anew()
+    stage.office_line.ask(Revoke(tenant=TENANT, generation=2))
+    for line in older:
+        until("a cut", lambda line=line: is_cut(line))  # type: ignore[misc]
+    assert answers(newer[0])
+    assert answers(acted[0])
+    assert isinstance(newer[1].ask(ListGuests()), Guests)
+    stage.office_line.ask(Revoke(tenant=BEN, generation=5))
+    for line in acted:
+        until("a cut", lambda line=line: is_cut(line))  # type: ignore[misc]
+    assert answers(newer[0])
+    assert isinstance(newer[1].ask(ListGuests()), Guests)
+    for line in (*older, *newer, *acted):
+        line.close()
+    end(stage, lease, epoch)
+
+
+def test_who_may_only_read_the_output_neither_writes_nor_holds_up_the_guest(
+    stage: SupervisorStage, lease: LeaseId
+) -> None:
+    """A lossless follower that does not read makes the guest wait."""
+    epoch = Epoch(1, 5)
+    grant(stage, lease, epoch)
+    guest = stage.holder(lease, epoch).start("sleep", "1000").guest
+    with contextlib.closing(stage.office_line.admit(lease, epoch, operations=("logs",))) as line:
+        for asked in (Attach(guest=guest, lossless=True), Attach(guest=guest, stdin=True)):
+            with pytest.raises(Unauthorized, match="may not run"):
+                line.ask(asked)
+        assert isinstance(line.ask(Attach(guest=guest)), Attached)
+    end(stage, lease, epoch)
+
+
+def test_a_guest_whose_starter_has_gone_waits_for_no_reader(stage: SupervisorStage, lease: LeaseId) -> None:
+    """It was to be read from the first byte on, and the program that would have read it is dead."""
+    epoch = Epoch(1, 5)
+    grant(stage, lease, epoch)
+    argv = ("head", "-c", "8388608", "/dev/zero")
+    with contextlib.closing(stage.office_line.admit(lease, epoch)) as line:
+        started = line.ask(Start(spec=GuestSpec(argv=argv, cwd="/", env={"PATH": PATH}), awaits=True))
+        assert isinstance(started, Started)
+        assert not _exited(stage, started.guest), "more than a pipe holds, and nobody reads"
+    until("its end", lambda: _exited(stage, started.guest))
+    end(stage, lease, epoch)
+
+
+def _exited(stage: SupervisorStage, guest: GuestId) -> bool:
+    listed = stage.office_line.ask(ListGuests(guest=guest, ended=True))
+    assert isinstance(listed, Guests)
+    return listed.guests[0].exit_code >= 0
+
+
+def test_nothing_begins_after_the_deadline_however_late_it_is_noticed(tmp_path: Path, lease: LeaseId) -> None:
+    """A supervisor that was stopped, or a machine that slept, finds requests and the deadline in the same turn."""
+    epoch = Epoch(1, 5)
+    with supervisor_at(tmp_path) as stage:
+        grant(stage, lease, epoch, ttl_s=3)
+        line = stage.office_line.admit(lease, epoch)
+        os.kill(stage.pid, signal.SIGSTOP)
+        over_ns = now_ns() + 3 * S
+        until("its deadline", lambda: now_ns() > over_ns)
+        asked = Start(spec=GuestSpec(argv=("sleep", "1000"), cwd="/", env={"PATH": PATH}))
+        line.talk.link.call(dumps(asked))
+        line.talk.flush(PATIENCE_S)
+        os.kill(stage.pid, signal.SIGCONT)
+        refused: list[CallRefused | Replied] = []
+
+        def is_answered() -> bool:
+            found = line.talk.wait(0.05) or ()
+            refused.extend(one for one in found if isinstance(one, CallRefused | Replied))
+            return bool(refused)
+
+        until("an answer", is_answered)
+        assert isinstance(refused[0], CallRefused), refused
+        assert isinstance(refused[0].error, LeaseEnded)
+        line.close()
+        assert stage.marked() == []
 
 
 def test_a_token_of_a_lease_shows_what_is_under_that_lease(stage: SupervisorStage, lease: LeaseId) -> None:
