@@ -304,31 +304,32 @@ def _exited(stage: SupervisorStage, guest: GuestId) -> bool:
     return listed.guests[0].exit_code >= 0
 
 
-def test_nothing_begins_after_the_deadline_however_late_it_is_noticed(tmp_path: Path, lease: LeaseId) -> None:
-    """A supervisor that was stopped, or a machine that slept, finds requests and the deadline in the same turn."""
+def test_no_connection_is_made_after_the_deadline_however_late_that_is_noticed(tmp_path: Path, lease: LeaseId) -> None:
+    """A supervisor that was stopped, or a machine that slept, finds the request and the deadline in the same turn."""
     epoch = Epoch(1, 5)
     with supervisor_at(tmp_path) as stage:
-        grant(stage, lease, epoch, ttl_s=3)
-        line = stage.office_line.admit(lease, epoch)
+        grant(stage, lease, epoch)
+        guest = serving(stage, lease, epoch)
+        connected(stage, guest, lease, epoch).close()
+        line = stage.office_line.admit(lease, epoch, operations=ALL)
+        over_ns = now_ns() + S // 2
+        order = Extend(lease=lease, epoch=epoch, number=7, deadline_ns=over_ns, ttl_ns=300 * S)
+        stage.office_line.order(order)
         os.kill(stage.pid, signal.SIGSTOP)
-        over_ns = now_ns() + 3 * S
-        until("its deadline", lambda: now_ns() > over_ns)
-        asked = Start(spec=GuestSpec(argv=("sleep", "1000"), cwd="/", env={"PATH": PATH}))
-        line.talk.link.call(dumps(asked))
+        line.talk.link.call(dumps(Connect(guest=guest, service=Service.WORK)))
         line.talk.flush(PATIENCE_S)
+        until("its deadline", lambda: now_ns() > over_ns)
         os.kill(stage.pid, signal.SIGCONT)
-        refused: list[CallRefused | Replied] = []
+        answered: list[CallRefused | Replied] = []
 
         def is_answered() -> bool:
-            found = line.talk.wait(0.05) or ()
-            refused.extend(one for one in found if isinstance(one, CallRefused | Replied))
-            return bool(refused)
+            answered.extend(one for one in line.talk.wait(0.05) if isinstance(one, CallRefused | Replied))
+            return bool(answered)
 
         until("an answer", is_answered)
-        assert isinstance(refused[0], CallRefused), refused
-        assert isinstance(refused[0].error, LeaseEnded)
+        assert isinstance(answered[0], CallRefused), answered
+        assert isinstance(answered[0].error, LeaseEnded)
         line.close()
-        assert stage.marked() == []
 
 
 def test_a_token_of_a_lease_shows_what_is_under_that_lease(stage: SupervisorStage, lease: LeaseId) -> None:

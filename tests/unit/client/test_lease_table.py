@@ -10,7 +10,7 @@ import pytest
 
 from sublet.client import background_requests
 from sublet.client.lease_entry import LeaseEntry, Owed
-from sublet.client.lease_table import LeaseTable
+from sublet.client.lease_table import RETURN_AGAIN_NS, LeaseTable
 from sublet.client.model import LeaseChange
 from sublet.client.operations import OfficeOperations, ReceivedGrant
 from sublet.client.outcomes import outcome_of
@@ -39,7 +39,7 @@ from sublet.lease.value import (
 )
 from sublet.lease_end import EndReason, LeaseEnd
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, RequestId
-from sublet.wire.http import ErrorView, LeaseView, News, RenewalsAnswer, RenewAnswer
+from sublet.wire.http import ErrorBody, ErrorView, LeaseView, News, RenewalsAnswer, RenewAnswer
 from tests.unit.client.script import NOBODY, SILENCE, HeldClock, Script, ended, error, noticed, reply, view
 
 
@@ -87,6 +87,7 @@ def desk() -> Desk:
 
 ALWAYS = RenewalPolicy(mode=RenewMode.ALWAYS, jitter_fraction=0.0)
 WHILE_BUSY = RenewalPolicy(jitter_fraction=0.0)
+TRY_LATER = ErrorView(kind="CapacityExceeded", message="too many at once", do="Try again.", transient=True)
 
 
 # ---- the deadline
@@ -538,3 +539,59 @@ def test_what_is_said_of_a_budget_reaches_the_program(desk: Desk, caplog: pytest
     with caplog.at_level(logging.WARNING, "sublet.client"):
         assert not desk.book.heard(ServerEvent("budget", '{"what": "budget", "reason": "80 % of it are used"}'))
     assert caplog.messages == ["80 % of it are used"]
+
+
+def test_an_attach_that_was_given_up_is_looked_for_once_it_can_have_arrived(desk: Desk) -> None:
+    """At once the office may not have heard of it yet: it would look as if there were nothing to give back."""
+    owed = Owed(RequestId("r-1"))
+    owed.lease, owed.attaching, owed.left = LeaseId("l-1"), "me", True
+    desk.book.owed.add(owed)
+    assert desk.book.to_give_back() == []
+    assert desk.book.next_return_ns() == desk.clock.now_ns() + RETURN_AGAIN_NS
+    desk.clock.go(RETURN_AGAIN_NS / NS_PER_S)
+    assert desk.book.to_give_back() == [owed]
+
+
+def test_a_busy_lease_whose_renewal_said_so_says_nothing_more(desk: Desk) -> None:
+    """The renewal told the office as well; and after a pause the office hears that it is idle."""
+    held = desk.open(WHILE_BUSY, idle=True)
+    desk.book.begin(held)
+    desk.clock.go(75)
+    desk.settle(RenewalGranted(granted_ns=100 * NS_PER_S))
+    assert desk.book.words() == []
+    desk.book.finish(held)
+    desk.clock.go(50)
+    assert [word.active for word in desk.book.words()] == [False]
+
+
+def test_what_the_office_could_not_take_back_just_now_is_given_back_again(desk: Desk) -> None:
+    """One alone, or several in one message: an answer that says to come again leaves them at the office."""
+    for count in (1, 2):
+        owed = []
+        for n in range(count):
+            held = desk.open(ALWAYS, id=f"l-{count}-{n}")
+            desk.book.dropped.append(held)
+            owed.append(held.owed)
+        assert set(desk.book.to_give_back()) == set(owed)
+        for program in background_requests.give_back_what_is_owed(desk.core, desk.book, owed):
+            desk.run(program, reply(ErrorBody(error=TRY_LATER), 429))
+        assert desk.book.owed == set(owed)
+        assert [one.tries for one in owed] == [1] * count
+        desk.clock.go(RETURN_AGAIN_NS / NS_PER_S)
+        assert set(desk.book.to_give_back()) == set(owed)
+        for one in owed:
+            desk.book.given_back(one)
+
+
+def test_a_list_that_was_asked_for_before_a_notice_came_does_not_take_it_back(desk: Desk) -> None:
+    """It counts from before the question was sent, not from when the answer came."""
+    held = desk.open(ALWAYS)
+
+    def answer(_: object) -> HttpReply:
+        desk.clock.go(0.1)
+        desk.news("notice", noticed(30.0))
+        desk.clock.go(0.1)
+        return reply([view()])
+
+    desk.run(background_requests.catch_up(desk.core, desk.book), answer)
+    assert held.notice is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from sublet.client import background_requests
+from sublet.client.lease_entry import Owed
 from sublet.client.lease_table import LeaseTable
 from sublet.client.model import Offer, Place
 from sublet.client.operations import PATIENCE_S, Hooks, OfficeOperations, ReceivedGrant, _offer
@@ -27,8 +29,17 @@ from sublet.errors import (
 )
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease_end import EndReason
-from sublet.values import Kind, LeaseId
-from sublet.wire.http import AcquireRequest, EndView, ErrorView, GrantAnswer, OfferAnswer, StatusView
+from sublet.values import Epoch, Kind, LeaseId, RequestId
+from sublet.wire.http import (
+    AcquireRequest,
+    EndView,
+    ErrorView,
+    GrantAnswer,
+    OfferAnswer,
+    ReleasesAnswer,
+    ReleasesRequest,
+    StatusView,
+)
 from tests.unit.client.script import (
     NOBODY,
     SILENCE,
@@ -361,6 +372,54 @@ def test_releasing_what_is_over_is_no_error(script: Script, kind: str) -> None:
 def test_a_release_is_repeated_with_the_same_request_id(script: Script) -> None:
     run_release(script, SILENCE, NOBODY, reply(view("ending")))
     assert {call.body for call in script.calls} == {b'{"request_id":"r-1","busy":1.5}'}
+
+
+def test_a_lease_that_another_program_has_attached_to_is_not_given_back(script: Script) -> None:
+    """The first release was not answered, and may never have arrived; the lease is not ours to end by now."""
+    owed = Owed(RequestId("r-1"))
+    owed.lease, owed.epoch, owed.tries = LeaseId("l-1"), Epoch(1, 7), 1
+    script.answers = [reply(GrantAnswer(lease=view(epoch=Epoch(1, 8))))]
+    script.run(OfficeOperations(script.clock).give_back(owed))
+    assert (owed.done, script.asked) == (True, ["GET /v1/leases/l-1"])
+    owed.done, script.steps = False, []
+    script.answers = [reply(GrantAnswer(lease=view())), reply(view("ending"))]
+    script.run(OfficeOperations(script.clock).give_back(owed))
+    assert (owed.done, script.asked) == (True, ["GET /v1/leases/l-1", "POST /v1/leases/l-1/release"])
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_an_attach_that_was_given_up_is_given_back_unless_it_is_held_by_another_handle(
+    script: Script, holds: bool
+) -> None:
+    """Whether the attach arrived is read from the lease. The name of the holder alone does not tell whose it is: this
+    program may have held the lease all along."""
+    owed = Owed(RequestId("r-1"))
+    owed.lease, owed.attaching, owed.is_held = LeaseId("l-1"), "me", lambda lease, epoch: holds
+    script.answers = [reply(GrantAnswer(lease=view(holder="me"))), reply(view("ending"))]
+    script.run(OfficeOperations(script.clock).give_back(owed))
+    assert owed.done
+    assert script.asked == ["GET /v1/leases/l-1", *([] if holds else ["POST /v1/leases/l-1/release"])]
+
+
+def test_of_many_leases_each_is_released_under_its_own_epoch(script: Script) -> None:
+    """One that another program has attached to meanwhile is left to it by the office, which compares the epochs."""
+    members = []
+    for n in (7, 8):
+        members.append(Owed(RequestId(f"r-{n}")))
+        members[-1].lease, members[-1].epoch = LeaseId(f"l-{n}"), Epoch(1, n)
+    script.answers = [reply(ReleasesAnswer(items=[None, None], errors=[None, None]))]
+    script.run(OfficeOperations(script.clock).release_many(members))
+    asked = msgspec.json.decode(script.calls[0].body or b"", type=ReleasesRequest)
+    assert [(item.lease, item.epoch) for item in asked.items] == [("l-7", Epoch(1, 7)), ("l-8", Epoch(1, 8))]
+
+
+def test_a_lease_that_was_claimed_from_the_line_is_bound_to_this_process_as_well(script: Script) -> None:
+    """Else it would outlive the program for its whole time to live, and one that was granted at once would not."""
+    script.answers = [place(), grant(view("granted", claim_within=10.0)), grant()]
+    asked = structs.replace(request(), holder_pid=4321)
+    script.run(OfficeOperations(script.clock).acquire(asked, Hooks()))
+    assert [msgspec.json.decode(call.body or b"{}").get("holder_pid") for call in script.calls] == [4321, None, 4321]
+    assert script.calls[-1].path.endswith("/claim")
 
 
 def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_ended(script: Script) -> None:

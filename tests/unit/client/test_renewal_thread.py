@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from sublet.client import aio_keeper
 from sublet.client.address import Address
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_transport import AioTransport
@@ -538,6 +539,50 @@ def test_a_silent_stream_is_given_up_and_opened_again(blocking: Blocking) -> Non
     assert len(blocking.office.streams) == 1
     blocking.go(SILENCE_S)
     until("another stream", lambda: blocking.go(0.2) or len(blocking.office.streams) == 2)
+
+
+def test_the_task_gives_up_a_silent_stream_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection may die without a word: what happens to the leases would never be heard."""
+    monkeypatch.setattr(aio_keeper, "LISTEN_AFTER_S", 0.0)
+    monkeypatch.setattr(aio_keeper, "LISTEN_LINGER_S", 0.01)
+    office = Office(tmp_path / "s")
+    side = Awaited(office, tmp_path / "s")
+    try:
+        side.hold("l-1", ttl=LONG_S, remaining=LONG_S)
+        until("a stream", lambda: len(office.streams) == 1 and office.count(LEASES))
+        side.go(SILENCE_S - 1)
+        office.say(b": still here\n\n")
+        time.sleep(0.05)
+        assert not has_hung_up(office.streams[0])
+        side.go(SILENCE_S + 1)
+        until("another stream", lambda: len(office.streams) == 2)
+    finally:
+        side.close()
+        office.close()
+
+
+def test_a_connection_of_a_loop_that_has_ended_is_not_used_by_the_next(tmp_path: Path) -> None:
+    """A program calls ``asyncio.run`` for each of its steps, with one fabric."""
+    office = Office(tmp_path / "s")
+    address = Address(url="unix:///s", socket=tmp_path / "s", token="sublet_x")
+    transport = AioTransport(address, HeldClock(), wire=1)
+    call = HttpCall(method="GET", path="/v1/leases", timeout_s=60.0)
+
+    async def abort(kept: list[Any]) -> None:
+        for _, writer in kept:
+            writer.transport.abort()
+
+    try:
+        with asyncio.Runner() as before, asyncio.Runner() as loop:
+            assert before.run(transport.exchange(call)).body == b"[]"
+            kept = list(transport._idle)
+            assert kept
+            assert loop.run(transport.exchange(call)).body == b"[]"
+            loop.run(transport.close())
+            before.run(abort(kept))
+        assert len(set(office.carried[LEASES])) == 2
+    finally:
+        office.close()
 
 
 def test_the_stream_is_kept_a_little_after_the_last_lease(blocking: Blocking) -> None:

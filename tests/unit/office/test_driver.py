@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ from sublet.lease.states import LeaseStatus
 from sublet.office import core as core_module
 from sublet.office import driver as driver_module
 from sublet.office.driver import Driver
-from sublet.office.ledger.answers import Granted
-from sublet.office.ledger.commands import Acquire, AgentReport, Command, OpenOffice, Release, Renew, Revoke
+from sublet.office.ledger.answers import Granted, Outcome
+from sublet.office.ledger.commands import Acquire, AgentReport, Command, OpenOffice, Release, Renew, Revoke, Tick
 from sublet.office.ledger.events import Claimed, Ended, Renewed
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.records import LOCAL_TENANT, Want
+from sublet.office.ledger.records import LOCAL_TENANT, Now, Want
 from sublet.office.ledger.state import State
 from sublet.testing import FaultName
 from sublet.testing.memory import MemoryAgent
@@ -195,6 +196,24 @@ def test_an_order_that_was_lost_on_its_way_is_sent_again() -> None:
     run(story)
 
 
+def test_the_end_of_the_last_lease_is_sent_again_soon_when_it_was_lost() -> None:
+    """Nothing else is due then, and the device would stay unusable until the next slow beat."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await b.driver.submit(acquire("l1"))
+            b.agent.send = lambda order, **_: None  # type: ignore[method-assign]
+            await b.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("l1")))
+            b.agent.tick = lambda now_ns: None  # type: ignore[method-assign]
+            b.driver._beat()
+            await turns()
+            resend_ns = b.driver.ledger.next_resend_ns()
+            assert resend_ns is not None
+            assert b.driver._timer_at_ns <= resend_ns + NS_PER_S
+
+    run(story)
+
+
 def test_more_commands_than_one_batch_takes_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left over is the next turn's, though nobody comes who would begin one."""
     monkeypatch.setattr(core_module, "BATCH_MAX", 3)
@@ -207,6 +226,23 @@ def test_more_commands_than_one_batch_takes_are_all_answered(monkeypatch: pytest
             assert len(b.journal.batches) >= before + 4
 
     run(story)
+
+
+def test_what_time_has_changed_comes_before_a_flood_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline would be noticed only when all that waits has had its turn."""
+    monkeypatch.setattr(core_module, "BATCH_MAX", 2)
+    handled: list[Command] = []
+
+    def handle(command: Command, now: Now) -> Outcome:
+        handled.append(command)
+        return Outcome(answer=None)
+
+    ledger: Any = SimpleNamespace(handle=handle)
+    core = core_module.OfficeCore(ledger)
+    for n in range(4):
+        assert core.take(core_module.PendingCommand(acquire(f"l{n}")))
+    core.decide(Now(1, 1), tick=True)
+    assert [type(command) for command in handled] == [Tick, Acquire]
 
 
 def test_an_agent_that_stays_silent_makes_the_answer_unknown_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
