@@ -13,7 +13,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.office import core as core_module
 from sublet.office import driver as driver_module
 from sublet.office.driver import Driver
-from sublet.office.ledger.answers import Granted, Outcome
+from sublet.office.ledger.answers import Done, Granted, Outcome
 from sublet.office.ledger.commands import Acquire, AgentReport, Command, OpenOffice, Release, Renew, Revoke, Tick
 from sublet.office.ledger.events import Claimed, Ended, Renewed
 from sublet.office.ledger.ledger import Ledger
@@ -235,7 +235,7 @@ def test_what_time_has_changed_comes_before_a_flood_of_commands(monkeypatch: pyt
 
     def handle(command: Command, now: Now) -> Outcome:
         handled.append(command)
-        return Outcome(answer=None)
+        return Outcome(answer=Done())
 
     ledger: Any = SimpleNamespace(handle=handle)
     core = core_module.OfficeCore(ledger)

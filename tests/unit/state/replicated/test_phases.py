@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sublet.state.replicated.ballot import Ballot, WriteStamp
-from sublet.state.replicated.cell import AcceptedWrite, BallotRefused, Took
-from sublet.state.replicated.phases import Writing
+from sublet.state.replicated.cell import AcceptedWrite, BallotRefused, Outdated, Took
+from sublet.state.replicated.phases import Preparing, Writing
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.values import Epoch
 
 OURS, HIGHER = (Ballot(1, "o", Epoch(1, n), 0, b"12345678") for n in (1, 2))
-SET = ReplicaSet(1, Seats(("a", "b", "c"), 2, 2))
+NEWER_EPOCH, SAME_EPOCH = Ballot(1, "o", Epoch(1, 2), 0, b"x" * 8), Ballot(1, "o", Epoch(1, 1), 1, b"x" * 8)
+SET, NEWER_SET = (ReplicaSet(generation, Seats(("a", "b", "c"), 2, 2)) for generation in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,24 @@ def test_silence_is_doubt() -> None:
         phase.heard("c", BallotRefused(HIGHER, None))
         assert phase.over
         assert not phase.nowhere
+
+
+def test_a_replica_that_knows_a_newer_set_may_have_taken_the_write_all_the_same() -> None:
+    """It may look at the set after its put. So what all of them answer like that is not known to have failed."""
+    phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
+    for replica in SET.voters:
+        phase.heard(replica, Outdated(NEWER_SET))
+    assert phase.over
+    assert phase.newer == NEWER_SET
+    assert not phase.nowhere
+
+
+def test_one_promise_to_a_newer_epoch_ends_an_opening() -> None:
+    """Our lease is over then, however many replicas would still promise us: none is waited for."""
+    phase = Preparing(SET, OURS)
+    phase.heard("a", BallotRefused(NEWER_EPOCH, None))
+    assert phase.over
+    assert not phase.won
+    of_our_epoch = Preparing(SET, OURS)
+    of_our_epoch.heard("a", BallotRefused(SAME_EPOCH, None))
+    assert not of_our_epoch.over, "two are still a quorum"
