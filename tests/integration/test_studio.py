@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
 import http.server
 import itertools
@@ -35,6 +36,7 @@ from sublet.studio.service import Studio
 from sublet.studio.session_bill import bill_row
 from sublet.studio.web import BODY_MAX_BYTES
 from sublet.values import GIB, MIB
+from sublet.wire.http_views import SESSION_LABEL
 from sublet.wire.zygote import COLD_VARIABLE
 from tests.integration.office_stage import OfficeStage
 from tests.integration.studio_stage import PATIENCE_S, Answer, Browser, Member, StudioStage, studio_stage
@@ -635,6 +637,32 @@ def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
     studio.people.remove("gina")
 
 
+def test_a_session_of_the_studio_has_leases_of_its_tenant_alone(
+    studio: StudioStage, ana: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner's program shows the person's token, and asks the office as its owner: what it was granted is given
+    back, and the session waits for nothing. One that acts for the tenant holds a lease of the tenant's."""
+    monkeypatch.setenv("SUBLET_STUDIO", studio.address)
+    monkeypatch.setenv("SUBLET_STUDIO_TOKEN", ana.token)
+    session = start(ana, "borrowed", "resting", later=True)["id"]
+    with sublet.connect(home=studio.home) as owner:
+        with pytest.raises(InvalidRequest, match="is of tenant physics") as refused:
+            open_sessions(FabricOffice(owner)).acquire(session)
+        assert "for_tenant" in refused.value.do
+        given = [one for one in owner.leases(all=True) if one.labels.get(SESSION_LABEL) == session]
+        until("its lease is over", lambda: all(owner.lease(one.id).status == "ended" for one in given))
+        assert [one.tenant for one in given] == ["local"]
+    view = ana.done("GET", f"/v1/sessions/{session}")
+    assert (view["state"], view["leases"]) == ("resting", [])
+    assert "is of tenant physics" in view["reason"]
+    with (
+        sublet.connect(home=studio.home, for_tenant="physics") as program,
+        open_sessions(FabricOffice(program)).acquire(session),
+    ):
+        view = ana.done("GET", f"/v1/sessions/{session}")
+        assert (view["state"], program.lease(view["lease"]).tenant) == ("active", "physics")
+
+
 def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(studio: StudioStage, ana: Member) -> None:
     """Another's session, one that never was, a wrong order, a malformed one: refused, and nothing changes."""
     session = start(ana, "own", "resting", later=True)["id"]
@@ -967,7 +995,18 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
         assert (answer.status, "between 2s and 7d" in answer.text) == (400, True), answer.text
     answer = browser.press("/start", name="Thesis", vram="1GiB")
     assert "is not a valid session name" in answer.text, answer.text
+    typed = {"name": "<thesis>", "vram": "1GB", "count": "2", "ttl": '"', "model": "A100", "less": "1"}
+    found = browser.press("/start", **typed).text
+    assert 'action="/start"' in found
+    for name, value in typed.items():
+        given = "checked=" if name == "less" else f'value="{html.escape(value)}"'
+        assert re.search(rf'<input [^>]*name="{name}"[^>]* {re.escape(given)}', found), (name, found)
+    assert not re.search('name="pay"[^>]* checked', found)
     answer = browser.press("/start", name="other", vram="1GiB", model="H900")
+    assert 'action="/start"' not in answer.text, "the session is there, and rests"
+    again = browser.press("/start", name="other", vram="1GiB")
+    assert "There is a session other already" in again.text
+    assert re.search('<input [^>]*name="name"[^>]* value="other"', again.text), "the name is there to be changed"
     assert (answer.status, "No device here is called" in answer.text) == (409, True), "it is no failure of the studio's"
     assert ana.done("POST", "/v1/sessions/other/end")["state"] == "ended"
     with devices_held(studio):
@@ -1057,7 +1096,10 @@ def test_what_runs_is_ended_only_when_that_is_said(studio: StudioStage, ana: Mem
         lease = program.attach(ana.done("GET", f"/v1/sessions/{session}")["lease"])
         with lease.activity():
             until("something runs in it", lambda: ana.done("GET", f"/v1/sessions/{session}")["busy"])
-            assert ana.ask("POST", f"/v1/sessions/{session}/end").status == 400
+            refused = ana.ask("POST", f"/v1/sessions/{session}/end")
+            assert (refused.status, refused.doc["error"]["kind"]) == (400, "InvalidRequest"), (
+                "a class that programs know"
+            )
             browser = ana.browser()
             asks = browser.press(f"/sessions/{session}/end")
             assert asks.status == 200, "it is a question, and no error"

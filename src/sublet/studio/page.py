@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Final
 
 from sublet.errors import SubletError
@@ -22,6 +23,7 @@ EMPTY: Final = frozenset(("meta", "link", "input"))
 ENDED_SHOWN: Final = 20
 _PATHS: Final = frozenset(("action", "data_live", "href", "src"))
 """Attributes that may name a place of the studio."""
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 PREFIX: Final[ContextVar[str]] = ContextVar("prefix", default="")
 """Under which path the browser reaches the studio in this request: that of a proxy, or none."""
 
@@ -181,6 +183,12 @@ def error_page(error: SubletError) -> str:
     """What went wrong and what to do."""
     back = tag("p", tag("a", "Back to your sessions", href="/"))
     return whole_page(tag("header", tag("h1", TITLE)), tag("main", error_part(error), back))
+
+
+def not_started_page(error: SubletError, typed: Mapping[str, str], form: str) -> str:
+    """Why no session was started, and the form as it was ``typed``, to be changed."""
+    back = tag("p", tag("a", "Back to your sessions", href="/"))
+    return whole_page(tag("header", tag("h1", TITLE)), tag("main", error_part(error), _start_form(form, typed), back))
 
 
 def insist_page(error: SubletError, path: str, form: str) -> str:
@@ -390,12 +398,17 @@ def _ended_row(view: Json) -> Html:
     return tag("tr", *(tag("td", cell) for cell in cells))
 
 
-def _start_form(form: str) -> Html:
-    def field(name: str, label: str, **more: str) -> Html:
-        return tag("label", label, tag("input", name=name, autocomplete="off", **more))
+def _start_form(form: str, typed: Mapping[str, str] = _NOTHING) -> Html:
+    """``typed``: what it is filled with."""
 
-    less = tag("input", type="checkbox", name="less", value="1")
-    pay = tag("input", type="checkbox", name="pay", value="1")
+    def field(name: str, label: str, **more: str) -> Html:
+        given = {"value": typed[name]} if typed.get(name) else {}
+        return tag("label", label, tag("input", name=name, autocomplete="off", **more, **given))
+
+    def box(name: str, label: str) -> Html:
+        given = {"checked": "checked"} if typed.get(name) == "1" else {}
+        return tag("label", tag("input", type="checkbox", name=name, value="1", **given), label, class_="check")
+
     return tag(
         "section",
         tag("h2", "New session"),
@@ -407,8 +420,8 @@ def _start_form(form: str) -> Html:
             field("count", "GPUs (optional)", maxlength="4", placeholder="1", inputmode="numeric"),
             field("ttl", "Time to live (optional)", maxlength="20", placeholder="5m"),
             field("model", "Model (optional)", maxlength="100", placeholder="A100"),
-            tag("label", less, "Less will do: offer me a smaller GPU, or another model", class_="check"),
-            tag("label", pay, "Pay for priority, where the office sells it", class_="check"),
+            box("less", "Less will do: offer me a smaller GPU, or another model"),
+            box("pay", "Pay for priority, where the office sells it"),
             tag("button", "Start"),
             class_="start",
         ),

@@ -33,7 +33,7 @@ from sublet.studio.page import ENDED_SHOWN, ConnectView
 from sublet.studio.people import OWNER_TENANT, People, Person, records_folder
 from sublet.studio.plan import Plan, last_plan
 from sublet.studio.presence import PersonPresence, Presences
-from sublet.studio.records import Entry, Record, Session, Started, Terms
+from sublet.studio.records import Entry, Granted, Moved, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
 from sublet.studio.session_bill import LINES, BillPlace, bill_view
@@ -42,6 +42,7 @@ from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
 from sublet.studio.turns import OfficeWatch
 from sublet.studio.views import Json, about, session_views
+from sublet.values import shown
 from sublet.wire.http import LeaseView
 from sublet.wire.http_views import SESSION_LABEL
 
@@ -278,11 +279,21 @@ class PersonSessions:
         most = self._admission.settings.records_max
         if entry.seq > most:
             raise QuotaExceeded(f"a person has at most {most} records", do="Ask the operator to add you anew.")
+        self._check_tenant(entry.record)
         with self._lock:
             self._check_count(entry.record)
             is_added = self._sessions.add(entry, only)
         self._changed()
         return is_added
+
+    def _check_tenant(self, record: Record) -> None:
+        """A program that shows the person's token may ask the office as another tenant, as its owner's programs do."""
+        if isinstance(record, Granted | Moved) and record.tenant != self._tenant:
+            raise InvalidRequest(
+                f"the session is of tenant {self._tenant}, and the lease of tenant {shown(record.tenant)}",
+                do=f"Set SUBLET_TOKEN to a token of tenant {self._tenant}; an operator's program may connect with "
+                f'for_tenant="{self._tenant}".',
+            )
 
     def _check_count(self, record: Record) -> None:
         most = self._admission.settings.sessions_max

@@ -72,6 +72,10 @@ L = TypeVar("L")
 OnOffer: TypeAlias = "Callable[[Offered], bool] | None"
 
 
+class NameTaken(InvalidRequest):
+    """A session of this name goes on."""
+
+
 class WouldBeLost(InvalidRequest):
     """Something runs in the session, or is suspended, and whether it is to be ended was not said."""
 
@@ -229,7 +233,7 @@ class Sessions(Generic[L]):
     def _check_start(self, record: Started) -> None:
         name = valid_name(record.name, "session name")
         if any(one.name == name and not one.is_over for one in self._found.values()):
-            raise InvalidRequest(
+            raise NameTaken(
                 f"there is a session {name} already",
                 do=f"Go on with it (`sublet session resume {name}`), or use another name.",
             )
@@ -587,6 +591,11 @@ class Sessions(Generic[L]):
             lease = _lease_record(seen, holder, self._wall_ns())
             made = record(lease, seen.tenant)
             self._append(ident, lambda: made if self._allows(ident, made) else Moved(lease=lease, tenant=seen.tenant))
+        except SubletError as error:
+            self._office.drop(held)
+            with contextlib.suppress(SubletError):  # of a full disk, as the record before
+                self._answered(ident, error.reason or error.kind, error.message, is_known=True)
+            raise
         except BaseException:
             self._office.drop(held)
             raise

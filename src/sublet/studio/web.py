@@ -61,7 +61,7 @@ from sublet.studio.overview import OfficeOverview
 from sublet.studio.page import ConnectView
 from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Token, TokenScope
 from sublet.studio.service import PersonSessions, Studio
-from sublet.studio.sessions import WouldBeLost
+from sublet.studio.sessions import NameTaken, WouldBeLost
 from sublet.studio.turns import PagePause, Turns
 from sublet.studio.views import Json
 from sublet.values import NS_PER_S, parse_duration_ns, parse_size
@@ -153,7 +153,7 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
         ),
         Route("/tokens", web.form(_new_token), methods=["POST"]),
         Route("/tokens/revoke", web.form(_revoke_token), methods=["POST"]),
-        Route("/start", web.form(_started_by_form), methods=["POST"]),
+        Route("/start", web.form(_started_by_form, refused=_not_started), methods=["POST"]),
         Route("/office", web.page(_office), methods=["GET"]),
         Route("/office/audit", web.page(_audit), methods=["GET"]),
         Route("/office/audit", web.form(_audited, "/office/audit"), methods=["POST"]),
@@ -333,6 +333,14 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     visit.mine.start(body.name, body.terms())
 
 
+def _not_started(visit: _Visit, form: Mapping[str, str], error: SubletError) -> str:
+    """What was typed is there to be changed, unless the session is there, and only its request was refused."""
+    name = form.get("name", "").strip()
+    if not isinstance(error, NameTaken) and any(one["name"] == name and not one["end"] for one in visit.sessions):
+        return page.error_page(error)
+    return page.not_started_page(error, form, visit.form)
+
+
 def _changed_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     ident, now = visit.request.path_params["id"], form.get("now") == "1"
     _check_scope(visit.token.scope, visit.request, visit.mine)
@@ -430,6 +438,7 @@ def _say(visit: _Visit, what: str) -> None:
 
 PageHandler: TypeAlias = Callable[[_Visit], str]
 FormHandler: TypeAlias = Callable[[_Visit, Mapping[str, str]], str | None]
+RefusedHandler: TypeAlias = Callable[[_Visit, Mapping[str, str], SubletError], str]
 
 
 class _Web:
@@ -649,17 +658,22 @@ class _Web:
             connect = await self._in_turn(person, lambda: self._studio.connect_view(person, _address(request)))
         return _with_cookie(_html(page.joined_page(person, token, connect)), request, cookie, valid_s)
 
-    def form(self, act: FormHandler, back: str = "/", *, asks_office: bool = True) -> Callable[[Request], Any]:
-        """A route that takes a form of the page, and shows the page again."""
+    def form(
+        self, act: FormHandler, back: str = "/", *, asks_office: bool = True, refused: RefusedHandler | None = None
+    ) -> Callable[[Request], Any]:
+        """A route that takes a form of the page, and shows the page again. ``refused``: what is shown of an error, in
+        place of the error alone."""
 
         async def answer(request: Request) -> Response:
             self._pause.request_came()
             form: dict[str, str] = {}
+            asked_by: _Visit | None = None
             try:
                 _check_origin(request)
                 form = _form(await _body(request))
                 visit = await run_in_threadpool(self._visit, request)
                 _check_form(visit, form)
+                asked_by = visit
                 acting = functools.partial(act, visit, form)
                 asks = await (self._in_turn(visit.person, acting) if asks_office else run_in_threadpool(acting))
             except NotSignedIn as error:
@@ -667,7 +681,9 @@ class _Web:
             except WouldBeLost as error:
                 return _html(page.insist_page(error, request.url.path, form["form"]))
             except SubletError as error:
-                return _html(page.error_page(error), _status(error))
+                if refused is None or asked_by is None:
+                    return _html(page.error_page(error), _status(error))
+                return _html(refused(asked_by, form, error), _status(error))
             return _seen(RedirectResponse(page.at(back), 303)) if asks is None else _html(asks)
 
         return answer
@@ -877,9 +893,9 @@ def _status(error: SubletError) -> int:
 
 
 def _error_body(error: SubletError) -> ErrorBody:
-    view = ErrorView(
-        kind=error.kind, message=error.message, do=error.do, transient=error.transient, reason=error.reason
-    )
+    """Under the name of the class that programs know: those of the studio's own are none elsewhere."""
+    kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == SubletError.__module__)
+    view = ErrorView(kind=kind, message=error.message, do=error.do, transient=error.transient, reason=error.reason)
     return ErrorBody(error=view)
 
 
