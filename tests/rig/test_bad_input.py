@@ -24,7 +24,7 @@ import asyncio, dataclasses, json, sys
 from sublet.node.agent.nvml import survey
 from sublet.node.agent.rehearsal import rehearse_all
 found = survey(root=sys.argv[1])
-tried = asyncio.run(rehearse_all([card.uuid for card in found.cards[:1]]))
+tried = asyncio.run(rehearse_all({card.uuid: card.nodes for card in found.cards[:1]}))
 print(json.dumps([[one.message for one in found.troubles], [[one.failed, one.do] for one in tried]]))
 """
 

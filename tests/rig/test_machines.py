@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -223,6 +224,8 @@ class Machine:
         states = sorted({state for state, *_ in said})
         do = next((more[0] for state, _, *more in said if state == "broken"), "")
         helps = [word for word in HELPS.values() if word in do]
+        tried = [one[1] for one in said if one[0] != "broken" and ": lent" in one[1]]
+        assert all(re.search(r"cleaning \d+\.\d\d s, guest \d+\.\d\d s", text) for text in tried), tried
         return [*states, *helps, *(["watched"] if all("watch of VRAM: yes" in one[1] for one in said) and said else [])]
 
 

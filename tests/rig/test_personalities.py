@@ -69,6 +69,9 @@ EXPECTED: Final[dict[str, Outcome]] = {
     JETSON.name: Outcome(suspend="none"),
 }
 
+STEPS: Final = ["NVML", "CUDA", "context", "memory", "processes", "cleaning", "guest"]
+"""Where no device file is found, no guest of a tenant other than local is offered a card, and none is tried."""
+
 FIRST_DAY: Final = """
 import asyncio, dataclasses, json, sys
 from pathlib import Path
@@ -87,7 +90,8 @@ for card in found.cards:
 nvml.close()
 tried = suspend = None
 if "--try" in sys.argv:
-    tried = [dataclasses.asdict(one) for one in asyncio.run(rehearse_all([card.uuid for card in found.cards]))]
+    files = {card.uuid: card.nodes for card in found.cards}
+    tried = [dataclasses.asdict(one) for one in asyncio.run(rehearse_all(files))]
 if "--suspend" in sys.argv:
     probed = asyncio.run(probe_cards(machine_inventory(Path("/tmp"), None, found=found)))
     suspend = {card_of(device): device.suspend.value for device in probed.devices if card_of(device)}
@@ -154,7 +158,7 @@ def test_a_card_is_tried_out_before_it_is_lent(new_rig: NewRig, personality: Per
         assert expected.do in one["do"], one
         assert one["shows_pids"] is (expected.shows_pids and not expected.failed)
         names = [step["name"] for step in one["steps"]]
-        assert names == ["NVML"] if expected.failed else ["NVML", "CUDA", "context", "memory", "processes"]
+        assert names == STEPS[: 1 if expected.failed else None]
     whole = {card.name for card in rig.state.cards if card.present and not card.parent}
     assert suspend == {card: expected.suspend if card in whole else "none" for card in lendable(rig)}
     assert not any(blocks for _, blocks, _ in others), "a card on which nobody computes can be had for oneself"

@@ -18,6 +18,7 @@ import pytest
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, make_rig
 from tests.rig.test_interface import run_on
+from tests.rig.test_personalities import STEPS
 
 pytestmark = pytest.mark.needs("gcc")
 
@@ -120,13 +121,13 @@ def test_libraries_that_a_tenants_guest_may_not_see_are_a_refusal_with_the_folde
     assert f"other users can write {rig.folder}" in message
 
 
-FINDS: Final = f"""{ROOM}
-from sublet.node.agent.nvml import survey
+DEVICES: Final = """
+import os, sys
 from sublet.node.sandbox import syscalls
 from sublet.node.sandbox.plan import BASIC_NODES
-names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *(f"nvidia{{number}}" for number in range(10, 14))]
-devices = {{name: os.makedev(1, 3) for name in names}}
-devices |= {{os.path.basename(path): os.stat(path).st_rdev for path in BASIC_NODES}}
+names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *(f"nvidia{number}" for number in range(10, 14))]
+devices = {name: os.makedev(1, 7) for name in names}  # /dev/full, which no process has open
+devices |= {os.path.basename(path): os.stat(path).st_rdev for path in BASIC_NODES}
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
 syscalls.mount("tmpfs", "/dev", syscalls.MS_NOSUID)
@@ -135,6 +136,11 @@ for name, device in devices.items():
     os.mknod("/dev/" + name, 0o20666, device)
 for name in ("pts", "shm"):
     os.mkdir("/dev/" + name)
+"""
+"""The device files of four cards, in a mount namespace."""
+
+FINDS: Final = f"""{ROOM}{DEVICES}
+from sublet.node.agent.nvml import survey
 CODE = '''
 import ctypes, json, os
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -151,7 +157,7 @@ walls.card_nodes = {{ResourceId("n/" + card.uuid): card.nodes for card in survey
 spec = walls.with_driver(GuestSpec(argv=(sys.executable, "-c", CODE)), tenancy)
 print(said_by(spec, walls, tenancy)[0])
 """
-"""A machine with the files of four cards, in a mount namespace; a lease of some of them, and what its guest finds."""
+"""A lease of some of these cards, and what its guest finds."""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
@@ -168,19 +174,27 @@ def test_a_tenants_guest_finds_exactly_the_cards_of_its_lease(rig: Rig, leased: 
     assert files == sorted(("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *own))
 
 
-BEHIND: Final = """
-import os, sys
+CARDS_CAN_BE_WRITTEN: Final = """
+import sys
 from dataclasses import replace
 from sublet.node.sandbox import trial
-from sublet.node.sandbox.enter import enter
 from sublet.node.sandbox.plan import Bind
-folder, code = sys.argv[1:]
-made = trial.plan_for(["/dev/null"])
-binds = [Bind(folder, writable=True) if bind.path == folder else bind for bind in made.binds]
-made = replace(made, binds=tuple(binds), writes=(*made.writes, folder))
-assert {"pid", "mount", "net"} <= {part.value for part in made.namespaces}, made.namespaces
-enter(made, parent=os.getppid())
-os.execv(sys.executable, (sys.executable, "-c", code))
+from sublet.node.sandbox.walls import Walls
+folder, *words = sys.argv[1:]
+plan = Walls.plan
+def and_the_cards(walls, wish, policy=None):
+    made = plan(walls, wish, policy)
+    binds = [Bind(folder, writable=True) if bind.path == folder else bind for bind in made.binds]
+    assert {"pid", "mount", "net"} <= {part.value for part in made.namespaces}, made.namespaces
+    return replace(made, binds=tuple(binds), writes=(*made.writes, folder))
+Walls.plan = and_the_cards
+"""
+"""The trial of a guest of a tenant, except that the folder of the pretended driver, where the memory is, is its own."""
+
+BEHIND: Final = f"""{CARDS_CAN_BE_WRITTEN}
+import os
+Walls.nodes = lambda walls, tenancy: ("/dev/null",)
+trial.main([os.environ["CUDA_VISIBLE_DEVICES"], "null", *words])
 """
 
 PROBES: Final = "import sys; from sublet.devices.suspend import main; main(['--probe', *sys.argv[1:]])"
@@ -194,3 +208,44 @@ def test_a_process_behind_the_walls_of_a_tenant_is_suspended_and_resumed(rig: Ri
     assert run_on(rig, PROBES, cards, *behind) == {"suspend": "same_type"}
     rig.trouble("cuCheckpointProcessRestore", code=304)  # CUDA_ERROR_OPERATING_SYSTEM
     assert run_on(rig, PROBES, cards, *behind) == {"suspend": "none"}
+
+
+IS_LENT: Final = f"""{DEVICES}
+import dataclasses, json
+from sublet.node.agent import rehearsal
+from sublet.node.agent.nvml import survey
+card, its_nodes, wrapped, folder = sys.argv[1:]
+rehearsal.python_argv = lambda python, module, *words: (python, "-c", wrapped, folder, *words)
+nodes = next(one.nodes for one in survey().cards if one.uuid == its_nodes)
+print(json.dumps(dataclasses.asdict(rehearsal.rehearse_as_lent(card, nodes))))
+"""
+WRAPPED: Final = f"{CARDS_CAN_BE_WRITTEN}\ntrial.main(words)\n"
+
+
+def rehearsed(rig: Rig, *, nodes_of: int = 1) -> Any:
+    """What the rehearsal of its second card comes to where there are device files; a tenant's guest has these."""
+    rig.state.nodes = 1
+    for index in range(4):
+        rig.card(index).node = 10 + index
+    names = (rig.card(1).name, rig.card(nodes_of).name)
+    return run_on(rig, IS_LENT, *names, WRAPPED, str(rig.folder))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
+def test_before_a_card_is_lent_a_guest_of_each_profile_uses_it(rig: Rig) -> None:
+    """What a tenant's guest lacked there was found out by the first of them."""
+    found = rehearsed(rig)
+    assert (found["failed"], found["busy"], found["walled"]) == ("", "", "")
+    assert [step["name"] for step in found["steps"]] == [*STEPS, "guest of a tenant"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
+def test_a_card_that_guests_of_tenants_cannot_use_is_found_before_the_first_of_them(rig: Rig) -> None:
+    """Tenant local can, and is lent it."""
+    found = rehearsed(rig, nodes_of=2)
+    assert "cuInit said 100" in found["walled"], "it has the files of another card"
+    assert [step["name"] for step in found["steps"]] == STEPS
+    rig.folder.chmod(0o700)
+    found = rehearsed(rig)
+    assert f"other users cannot read {rig.folder}" in found["walled"]
+    assert found["failed"] == ""

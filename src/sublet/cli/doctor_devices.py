@@ -219,7 +219,7 @@ def gpu_checks() -> dict[str, Callable[[], Said]]:
     checks.pop("GPU suspend", None)
     if not found.cards:
         return checks
-    tried = {one.card: one for one in asyncio.run(rehearse_all([card.uuid for card in found.cards]))}
+    tried = {one.card: one for one in asyncio.run(rehearse_all({card.uuid: card.nodes for card in found.cards}))}
     models: dict[str, list[Card]] = {}
     for card in sorted(found.cards, key=lambda card: bool(tried[card.uuid].busy)):
         if not card.is_instance and not tried[card.uuid].failed:
@@ -286,6 +286,11 @@ def _guests(tried: dict[str, Rehearsal]) -> Said:
         "a guest of tenant local sees the cards of its lease first (CUDA_VISIBLE_DEVICES), and nothing keeps it from "
         f"opening others; {seen}. Guests of other tenants find the device files of their own cards alone"
     )
+    walled = {one.card: one.walled for one in tried.values() if one.walled}
+    if walled:
+        refused = "; ".join(f"{card}: {why}" for card, why in walled.items())
+        do = "Such guests are refused there. Mend it, then `sublet down` and `sublet up`."
+        return "note", f"{text}. When that was tried, they could not use {refused}", do
     if is_watched:
         return "ok", text
     return "note", text, "Give users tenants of their own (`sublet tenant add`) where this matters."

@@ -66,7 +66,7 @@ from sublet.office.ports import Agent
 from sublet.office.shared_socket import SharedSocket
 from sublet.values import NS_PER_S, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
-from sublet.wire.orders import Inventory, Report
+from sublet.wire.orders import Device, Inventory, Report
 from sublet.wire.program_files import check_program
 from sublet.wire.sockets import PeerProcess
 from sublet.wire.unix import short_path
@@ -241,12 +241,11 @@ class Office:
     async def _tried(self, machine: Inventory, state: State) -> Inventory:
         """What there is, without the cards that cannot be used. A card under a lease was tried before."""
         used = {device.id for device in machine.devices if card_of(device) and _used(device.id, state)}
-        known = (
-            replace(one, one_process=state.resources[one.id].device.one_process) if one.id in used else one
-            for one in machine.devices
-        )
-        machine = replace(machine, devices=tuple(known))
-        cards = [uuid for device in machine.devices if (uuid := card_of(device)) and device.id not in used]
+        devices = (_as_tried(one, state.resources[one.id].device) if one.id in used else one for one in machine.devices)
+        machine = replace(machine, devices=tuple(devices))
+        cards = {
+            uuid: device.nodes for device in machine.devices if (uuid := card_of(device)) and device.id not in used
+        }
         tried = await rehearse_all(cards)
         self._shows_pids = shows_pids(tried)
         busy = {one.card for one in tried if one.busy}
@@ -401,6 +400,11 @@ class Office:
 def _used(resource: ResourceId, state: State) -> int:
     """How much of it is under leases, teardown included."""
     return state.resources[resource].used if resource in state.resources else 0
+
+
+def _as_tried(device: Device, before: Device) -> Device:
+    """A device under a lease with what an earlier rehearsal found."""
+    return replace(device, one_process=before.one_process, walled_trouble=before.walled_trouble)
 
 
 def _lets_go(state: State) -> bool:

@@ -14,6 +14,8 @@ from sublet.lazy_dataclass import dataclass
 from sublet.wire.compat import later
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+NVML: Final = "pynvml"
+"""The binding of NVML, which what looks at cards needs."""
 OWN_DEVICE: Final = "SUBLET_DEVICE"
 """Set for a guest, or a process of one, that has one of the lease's devices for its own: its number."""
 COUNT_VARIABLE: Final = "SUBLET_COUNT_LAUNCHES"

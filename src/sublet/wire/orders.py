@@ -114,6 +114,8 @@ class Device:
     """The same with guests behind the walls of tenants other than local; None: as ``suspend``."""
     one_process: bool = later(False)
     """Its driver lets one process in at a time, so leases cannot share it."""
+    walled_trouble: str = later("")
+    """Why a guest of a tenant other than local could not use it when that was tried; such guests are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

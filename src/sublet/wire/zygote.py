@@ -20,8 +20,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from importlib import import_module
 from typing import Final
 
 from sublet.lazy_dataclass import dataclass
@@ -195,6 +197,36 @@ def python_argv(python: str, module: str, *arguments: str, options: tuple[str, .
     """The command line that runs ``main(arguments)`` of one of our modules in any interpreter of a fitting version."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return (python, *options, "-c", _STARTER, folder, module, *arguments)
+
+
+def run_here(module: str, arguments: Sequence[str], out: int, before: bytes = b"", *, needed: str) -> str:
+    """What ``answer(arguments)`` of one of our modules says, in a fork that ends after it, of an interpreter that was
+    started without ``site``: one that is started anew loads for three times as long. Where the package ``needed`` is
+    not found so, the fork becomes the program after all, and its answer is what that writes to the descriptor ``out``,
+    after ``before``."""
+    if not finds_packages(needed):
+        argv = python_argv(sys.executable, module, *arguments)
+        os.dup2(out, 1)
+        os.write(1, before)
+        os.execv(argv[0], argv)
+    answer: Callable[[Sequence[str]], str] = import_module(module).answer
+    return answer(arguments)
+
+
+def finds_packages(needed: str) -> bool:
+    """Whether this package can be loaded, once the folders are searched that an interpreter with ``site`` searches."""
+    if needed in sys.modules:  # a rehearsal has it from the start
+        return True
+    import site
+
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    site.main()
+    try:
+        import_module(needed)
+    except ImportError:
+        return False
+    return True
 
 
 def fingerprint(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

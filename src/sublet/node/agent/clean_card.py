@@ -5,6 +5,7 @@
 
 ``--since`` is when the card was lent (nanoseconds of CLOCK_BOOTTIME). What drew on a screen with it before that still
 does, and an MPS server serves; neither is what the lease has left. ``--beside 1``: nor is any other process of before.
+``--most BYTES``: a rehearsal, on a card that no lease has had: no more than that is overwritten.
 
 It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because a process
 that has used CUDA keeps some of the card's memory until it ends: this one ends.
@@ -75,6 +76,7 @@ def clean(
     *,
     rest: int = 0,
     beside: bool = False,
+    most: int = 0,
     library: Library | None = None,
     driver: Callable[[], CudaDriver] = open_plain_driver,
     now_ns: Callable[[], int] = time.monotonic_ns,
@@ -83,14 +85,15 @@ def clean(
     node: str | None = None,
 ) -> CardFound:
     """Every step, in order; the first that does not succeed is the answer. ``rest``: bytes that were in use when the
-    card was last seen clean."""
+    card was last seen clean. ``most``: bytes that are overwritten at most; 0: all that can be had."""
     try:
         sees_processes = sees_all_processes() if sees_processes is None else sees_processes
 
         def is_others(process: UsedBy) -> bool:
             return (beside or _stays(process)) and _is_older(process.pid, since_ns)
 
-        left, draws, in_use = _left_on(uuid, library, sees_processes, is_others, sleep, rest)
+        looks = 1 if most else STILL_LOOKS
+        left, draws, in_use = _left_on(uuid, library, sees_processes, is_others, sleep, rest, looks)
         left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
@@ -105,7 +108,7 @@ def clean(
     except SubletError as error:  # what is missing there is no fault of the card
         return CardFound(left=f"its memory could not be overwritten ({error.message})")
     try:
-        count = scrub(uuid, opened, spare=DRAWN if draws else 0)
+        count = scrub(uuid, opened, spare=DRAWN if draws else 0, most=most)
     except (DeviceTaken, OutOfMemory) as error:  # by one that NVML does not list, such as a process that just ended
         return CardFound(left=f"its memory could not be overwritten ({error.message})")
     except SubletError as error:
@@ -113,14 +116,15 @@ def clean(
     return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns, note=note, in_use=in_use)
 
 
-def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
-    """Overwrite all memory of the card that can be had, the last ``spare`` bytes of it when the rest is done (others
-    may need some meanwhile); how much that was. Raises if that is too little."""
+def scrub(uuid: str, driver: CudaDriver, spare: int = 0, most: int = 0) -> int:
+    """Overwrite all memory of the card that can be had, or ``most`` of it, the last ``spare`` bytes when the rest is
+    done (others may need some meanwhile); how much that was. Raises if that is too little."""
     device = find_device(driver, uuid)
     context = driver("scrub", "cuDevicePrimaryCtxRetain", device)
     try:
         driver("scrub", "cuCtxSetCurrent", context)
         free, _ = driver("scrub", "cuMemGetInfo")
+        free = min(free, most) if most else free
         taken: list[tuple[int, int]] = []
         count = 0
         refused: SubletError | None = None
@@ -159,9 +163,10 @@ def _left_on(
     is_others: Callable[[UsedBy], bool],
     sleep: Callable[[float], object],
     rest: int,
+    looks: int,
 ) -> tuple[str, bool, int]:
     """What is still there, in words; whether others may have memory of it, such as a desktop of before; and how many
-    bytes are in use."""
+    bytes are in use. ``looks``: how often it is looked at again where the driver does not tell whose those are."""
     nvml = Nvml.open(library)
     try:
         reading = _read(nvml, uuid)
@@ -181,7 +186,7 @@ def _left_on(
             return text, bool(before), 0
         # The driver does not tell whose it is: a desktop's, its own, or memory of ended processes that it will still
         # take back, which cannot be overwritten before.
-        for _ in range(STILL_LOOKS):
+        for _ in range(looks):
             sleep(STILL_S)
             if _read(nvml, uuid).in_use < reading.in_use - (REST_STEP if is_little else STEP):
                 text = f"{format_size(reading.in_use - theirs)} of its memory are in use, and it is becoming less"
@@ -293,8 +298,8 @@ def answer(arguments: Sequence[str]) -> str:
     else:
         os.environ[VISIBLE] = uuid  # a neighbour that is sick, or split, is then none of its business
         given = dict(zip(rest[::2], rest[1::2], strict=True))
-        since_ns, at_rest = int(given.get("--since", 0)), int(given.get("--rest", 0))
-        found = clean(uuid, given.get("--settings", ""), since_ns, rest=at_rest, beside="--beside" in given)
+        since_ns, at_rest, most = (int(given.get(name, 0)) for name in ("--since", "--rest", "--most"))
+        found = clean(uuid, given.get("--settings", ""), since_ns, rest=at_rest, beside="--beside" in given, most=most)
     return dumps(found).decode()
 
 

@@ -1,11 +1,14 @@
-"""Rehearses cards before they are lent: uses, cleans and watches each once, in a process of its own.
+"""Rehearses cards before they are lent: uses, cleans and watches each once, in processes of its own.
 
-    python -m sublet.node.agent.rehearsal GPU-1b4e28ba-… GPU-…
+    python -m sublet.node.agent.rehearsal GPU-1b4e28ba-…,nvidia0 GPU-…
 
-For each card a process is forked that opens the driver twice (NVML and CUDA), writes 2 MiB to the card, reads them
-back, and looks whether NVML lists it under its own pid; a few at a time. The program loads what they need once, and
-nothing of the driver's itself. It writes one ``Rehearsal`` as JSON in a line for each card. The office runs it in the
-environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu`` shows every step.
+For each card, a few at a time: the program that cleans it after a lease runs, as a supervisor has it run, and
+overwrites 2 MiB. A process opens the driver twice (NVML and CUDA), writes 2 MiB to the card, reads them back, and looks
+whether NVML lists it under its own pid. Then a small guest of each profile writes and reads there: one of tenant local,
+and, where the card's own device files (named behind its UUID) are here, one behind the walls of other tenants. Nothing
+of the driver's is loaded in this program itself. It writes one ``Rehearsal`` as JSON in a line for each card. The
+office runs it in the environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu``
+shows every step.
 """
 
 from __future__ import annotations
@@ -17,28 +20,41 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, find_device, retain_context
+from sublet.devices.cuda_driver import (
+    LINGERS_S,
+    CudaDriver,
+    DeviceTaken,
+    find_device,
+    retain_context,
+    uuid_digits,
+)
 from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.nvml import Library, Nvml
 from sublet.values import MIB, TEXT_MAX
-from sublet.wire.cards import VISIBLE
+from sublet.wire.cards import NVML, VISIBLE, CardFound, card_environment, device_nodes
 from sublet.wire.codec import dumps, loads
-from sublet.wire.zygote import python_argv
+from sublet.wire.zygote import finds_packages, python_argv, run_here
 
 if TYPE_CHECKING:
     from sublet.wire.orders import Inventory
 
 PROGRAM: Final = "sublet.node.agent.rehearsal"
+WALLED: Final = "sublet.node.sandbox.trial"
+CLEANING: Final = "sublet.node.agent.clean_card"
+SPAWN: Final = "sublet.node.processes.spawn"
+"""What starts guests: the node's, and known here by its name alone."""
 PIECE: Final = 2 * MIB
 PATTERN: Final = 0x5A
 REHEARSAL_S: Final = 90.0
 """Eight cards without persistence mode take some ten seconds to come up."""
 AT_ONCE: Final = 4
+_CLEAN_AGAIN_S: Final = 0.2
 _PR_SET_PDEATHSIG: Final = 1
 ONE_PROCESS: Final = frozenset((1, 3))
 """Compute modes (exclusive thread, exclusive process) in which a second process is refused."""
@@ -71,6 +87,10 @@ class Rehearsal:
     persistence: int = -1
     draws: bool = False
     """Whether something draws on it."""
+    others: bool = False
+    """Whether others compute on it, or have memory there and are not seen."""
+    walled: str = ""
+    """Why a guest of a tenant other than local, for whom the card's device files are here, could not use it."""
 
 
 def rehearse(
@@ -81,10 +101,11 @@ def rehearse(
     now_ns: Callable[[], int] = time.monotonic_ns,
 ) -> Rehearsal:
     """Every step, in order, up to the first that fails."""
-    if driver is None:  # loaded by the program alone: the office has no use for ctypes
-        from sublet.devices.plain_cuda import open_plain_driver
+    # Loaded by the program alone: the office has no use for ctypes.
+    from sublet.devices.plain_cuda import open_plain_driver
+    from sublet.node.agent.clean_card import AT_REST
 
-        driver = open_plain_driver
+    driver = driver or open_plain_driver
     found, steps, began_ns = Rehearsal(card=card), list[RehearsalStep](), now_ns()
 
     def did(name: str) -> None:
@@ -102,7 +123,8 @@ def rehearse(
             mode, persistence = nvml.modes(card)
             others = any(not process.draws for process in reading.processes)
             draws = any(process.draws for process in reading.processes)
-            found = replace(found, compute_mode=mode, persistence=persistence, draws=draws)
+            unseen = not reading.processes and (reading.used or 0) > AT_REST
+            found = replace(found, compute_mode=mode, persistence=persistence, draws=draws, others=others or unseen)
             did("NVML")
             cuda = driver()
             found = replace(found, cuda=int(cuda("open", "cuDriverGetVersion")))
@@ -142,6 +164,135 @@ def _write_and_read(cuda: CudaDriver) -> None:
         )
 
 
+# ---- as it is lent: the program that cleans it, and guests ----
+
+GUEST: Final = """
+import ctypes, sys, time
+def end(why, status=1):
+    print(why, flush=True)
+    sys.exit(status)
+def ask(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    if code:
+        text = ctypes.c_char_p()
+        cuda.cuGetErrorString(code, ctypes.byref(text))
+        end(f"{name} said {code} ({(text.value or b'?').decode()})", 2 if code in (2, 46) else 1)
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    end(error)
+card, uuid, context = ctypes.c_int(), ctypes.create_string_buffer(16), ctypes.c_void_p()
+memory, size, until_s = ctypes.c_uint64(), int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
+ask("cuInit", 0)
+ask("cuDeviceGet", ctypes.byref(card), 0)
+ask("cuDeviceGetUuid_v2", uuid, card)
+if uuid.raw.hex() != sys.argv[1]:
+    end("the first card that it sees is another one")
+while cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), card) and time.monotonic() < until_s:
+    time.sleep(0.1)  # a process that has ended keeps it for a moment
+if not context:
+    ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), card)
+ask("cuCtxSetCurrent", context)
+ask("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+ask("cuMemsetD8_v2", memory, 0x5A, ctypes.c_size_t(size))
+back = ctypes.create_string_buffer(size)
+ask("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(size))
+if back.raw != bytes([0x5A]) * size:
+    end("what was written to its memory was not what was read")
+"""
+"""What a guest is that takes no time to start: without packages, and with the driver's library alone. Its status is 2
+where others have the card, or all of its memory."""
+_TAKEN: Final = 2
+
+
+def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
+    """All that happens with a card that is lent. The cleaning comes first, on a card that is at rest: after the other
+    steps it would wait until what they had there is gone. ``nodes``: the card's own device files."""
+    os.environ.pop(VISIBLE, None)  # a supervisor has none, and guests are given theirs
+    cleaned, took_ns = _cleaned(card)
+    one = _Try(card, *_forked(card, rehearse))
+    with open(one.reading, "rb") as file:
+        one.said = file.read()
+    found = _came_of(one)
+    if found.failed or found.busy:
+        return found
+    until_s = time.monotonic() + LINGERS_S
+    while cleaned.left and time.monotonic() < until_s:
+        time.sleep(_CLEAN_AGAIN_S)
+        cleaned, took_ns = _cleaned(card)
+    why = cleaned.failed or cleaned.left
+    if why and found.others and not cleaned.failed:
+        return replace(found, busy=why)
+    if why:
+        do = "What cleans a card runs in the supervisor: it must find there what the office finds (`sublet doctor`)."
+        return replace(found, failed=f"it could not be cleaned as after a lease: {why}", do=do)
+    found = _with_step(found, "cleaning", took_ns)
+    code = (GUEST, uuid_digits(card), str(PIECE), str(0.0 if found.others else LINGERS_S))
+    status, why, took_ns = _guest(card, (sys.executable, "-I", "-S", "-c", *code))
+    if status == _TAKEN and found.others:
+        return replace(found, busy=why)
+    if status:
+        do = "Look whether LD_LIBRARY_PATH leads to the driver's libraries, and who may open /dev/nvidia*."
+        return replace(found, failed=f"a guest of tenant local could not use it: {why}", do=do)
+    found = _with_step(found, "guest", took_ns)
+    if not device_nodes([nodes]):  # such a guest is refused, with the reason
+        return found
+    argv = python_argv(sys.executable, WALLED, card, ",".join(nodes), *code)
+    status, why, took_ns = _guest(card, argv)
+    if status == _TAKEN and found.others:
+        return found
+    return replace(found, walled=why) if status else _with_step(found, "guest of a tenant", took_ns)
+
+
+def _with_step(found: Rehearsal, name: str, took_ns: int) -> Rehearsal:
+    return replace(found, steps=(*found.steps, RehearsalStep(name=name, took_ns=took_ns)))
+
+
+def _cleaned(card: str) -> tuple[CardFound, int]:
+    """What the program that cleans cards says of it, and how long that took. Whoever is on the card may stay there."""
+    began_ns = time.monotonic_ns()
+    since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    arguments = (card, "--scrub", "--since", str(since_ns), "--beside", "1", "--most", str(PIECE))
+    reading, writing = os.pipe()
+    parent, pid = os.getpid(), os.fork()
+    if not pid:
+        try:
+            _end_with(parent)
+            os.write(writing, run_here(CLEANING, arguments, writing, needed=NVML).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    said, code = _read_to_end(reading, pid)
+    try:
+        cleaned = loads(CardFound, said)
+    except SubletError:
+        cleaned = CardFound(failed=f"the program for it ended with {_exit_in_words(code)}")
+    if not cleaned.failed and not cleaned.left and not cleaned.scrubbed_bytes:
+        cleaned = CardFound(left="no memory of it could be had")
+    return cleaned, time.monotonic_ns() - began_ns
+
+
+def _guest(card: str, argv: Sequence[str]) -> tuple[int, str, int]:
+    """The exit status of a guest with this card, what it said, and how long it took."""
+    began_ns = time.monotonic_ns()
+    env = dict(os.environ)
+    run: Callable[..., tuple[int, str]] = import_module(SPAWN).run_to_end
+    code, why = run(argv, env | card_environment({card: PIECE}, env))
+    return code, why or f"it ended with {_exit_in_words(code)}", time.monotonic_ns() - began_ns
+
+
+def _read_to_end(reading: int, pid: int) -> tuple[bytes, int]:
+    """All that a child writes, and its exit status."""
+    with open(reading, "rb") as file:
+        said = file.read()
+    return said, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _exit_in_words(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
+
+
 # ---- each card in a process of its own ----
 
 
@@ -150,13 +301,15 @@ class _Try:
     """A forked process that tries a card out."""
 
     card: str
+    reading: int
+    """Where its answer is read."""
     pid: int
-    until_s: float
+    until_s: float = 0.0
     said: bytes = b""
 
 
 def rehearse_each(
-    cards: Sequence[str], try_out: Callable[[str], Rehearsal] = rehearse, *, longest_s: float = REHEARSAL_S
+    cards: Sequence[str], try_out: Callable[[str], Rehearsal] = rehearse_as_lent, *, longest_s: float = REHEARSAL_S
 ) -> list[Rehearsal]:
     """Rehearse all cards, in this order. What a driver does to one card's process is reported for that card only."""
     waiting, running, found = deque(cards), dict[int, _Try](), dict[str, Rehearsal]()
@@ -164,9 +317,9 @@ def rehearse_each(
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             card = waiting.popleft()
-            reading, pid = _forked(card, try_out)
-            running[reading] = _Try(card, pid, time.monotonic() + longest_s)
-            looks.register(reading, select.POLLIN)
+            one = _Try(card, *_forked(card, try_out), time.monotonic() + longest_s)
+            running[one.reading] = one
+            looks.register(one.reading, select.POLLIN)
         left_s = min(one.until_s for one in running.values()) - time.monotonic()
         ready = {reading for reading, _ in looks.poll(max(0, round(left_s * 1000) + 1))}
         for reading, one in tuple(running.items()):
@@ -223,8 +376,7 @@ def _came_of(one: _Try) -> Rehearsal:
     _, status = os.waitpid(one.pid, 0)
     with contextlib.suppress(SubletError):
         return loads(Rehearsal, one.said)
-    code = os.waitstatus_to_exitcode(status)
-    how = f"signal {-code}" if code < 0 else f"status {code}"
+    how = _exit_in_words(os.waitstatus_to_exitcode(status))
     return Rehearsal(
         card=one.card, failed=f"the program that tried it out ended with {how}", do="See the kernel's log."
     )
@@ -233,15 +385,18 @@ def _came_of(one: _Try) -> Rehearsal:
 # ---- from outside: what only the office needs is imported here ----
 
 
-async def rehearse_all(cards: Sequence[str]) -> list[Rehearsal]:
-    """By the program. Never raises for what a driver does."""
+async def rehearse_all(cards: Mapping[str, Sequence[str]]) -> list[Rehearsal]:
+    """By the program: cards with their own device files. Never raises for what a driver does."""
     import asyncio
 
     from sublet.node.agent.starting import supervisor_environment
 
     if not cards:
         return []
-    argv, env = python_argv(sys.executable, PROGRAM, *cards), supervisor_environment()
+    words = (",".join([card, *nodes]) for card, nodes in cards.items())
+    # Begun like a supervisor, which runs what cleans a card.
+    argv = python_argv(sys.executable, PROGRAM, *words, options=("-I", "-S"))
+    env = supervisor_environment()
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     said, why = b"", "it could not be tried out"
     try:
@@ -265,13 +420,18 @@ async def rehearse_all(cards: Sequence[str]) -> list[Rehearsal]:
 
 def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:
     """The inventory without the cards that failed; why the first of them did is on its label. Cards that let one
-    process in at a time are marked."""
+    process in at a time are marked, and those that guests of tenants other than local cannot use."""
     from sublet.node.agent.inventory import TROUBLE_LABEL, card_of
 
     failed = {one.card: one for one in tried if one.failed}
     alone = {one.card for one in tried if one.compute_mode in ONE_PROCESS}
+    walled = {one.card: one.walled[:TEXT_MAX] for one in tried}
     devices = tuple(
-        replace(device, one_process=device.one_process or card_of(device) in alone)
+        replace(
+            device,
+            one_process=device.one_process or card_of(device) in alone,
+            walled_trouble=walled.get(card_of(device), device.walled_trouble),
+        )
         for device in inventory.devices
         if card_of(device) not in failed
     )
@@ -291,9 +451,14 @@ def shows_pids(tried: Collection[Rehearsal]) -> bool | None:
 
 def main(arguments: list[str]) -> int:
     """The program."""
-    with contextlib.suppress(ImportError):  # then each card is told so
-        import pynvml  # noqa: F401 - once for all of them
-    for found in rehearse_each(arguments):
+    import sublet.node.agent.clean_card  # noqa: F401 - once for all of them
+
+    import_module(SPAWN)
+    if not finds_packages(NVML) and sys.flags.no_site:  # as in a supervisor; with ``site`` too each card is told so
+        argv = python_argv(sys.executable, PROGRAM, *arguments)
+        os.execv(argv[0], argv)
+    cards = {card: nodes for card, *nodes in (words.split(",") for words in arguments)}
+    for found in rehearse_each(list(cards), lambda card: rehearse_as_lent(card, cards[card])):
         sys.stdout.write(dumps(found).decode() + "\n")
     return 0
 

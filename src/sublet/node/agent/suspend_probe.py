@@ -66,10 +66,9 @@ async def ability(cards: Sequence[str], nodes: Sequence[str], argv: Sequence[str
     """What was seen to work with these cards of one model; ``nodes``: the device files of the first of them. One after
     the other: a card may let only one process in at a time."""
     local = await _tried(cards, (), argv)
-    files = device_nodes([nodes])
-    if local is Suspend.NONE or not files:
+    if local is Suspend.NONE or not device_nodes([nodes]):
         return Ability(local)
-    walled = await _tried(cards[:1], python_argv(sys.executable, WALLED, ",".join(files)), argv)
+    walled = await _tried(cards[:1], python_argv(sys.executable, WALLED, cards[0], ",".join(nodes)), argv)
     return Ability(local, walled)
 
 

@@ -109,6 +109,8 @@ class GuestLauncher:
         self._walls: Walls | None = None
         self.card_nodes: Mapping[ResourceId, tuple[str, ...]] = {}
         """The device files that each card has for itself, as the office found them."""
+        self.card_troubles: Mapping[ResourceId, str] = {}
+        """Why a guest of a tenant could not use a card when the office tried that."""
         self.caps = LeaseCaps()
         """Of what a lease does not have, as the office said."""
         self._pinned = pinned
@@ -129,6 +131,7 @@ class GuestLauncher:
             self._walls = Walls(runtime=self._runtime, state=self._state)
         self._walls.allow(self.caps.allow_missing)
         self._walls.card_nodes = self.card_nodes
+        self._walls.card_troubles = self.card_troubles
         return self._walls
 
     def make_room(

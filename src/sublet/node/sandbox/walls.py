@@ -78,6 +78,8 @@ class Walls:
         """The folder of the driver's libraries, once a guest with cards was to be shown it; see ``driver_folder``."""
         self.card_nodes: Mapping[ResourceId, tuple[str, ...]] = {}
         """The device files that each card has for itself, as the office found them."""
+        self.card_troubles: Mapping[ResourceId, str] = {}
+        """Why a guest of a tenant could not use a card when the office tried that."""
         if self.abilities.has(SandboxPart.UID):
             self._uids = Uids(os.path.join(state, "uids"), blocks=Blocks.of_machine())
 
@@ -146,6 +148,12 @@ class Walls:
     def nodes(self, tenancy: LeaseRuntime) -> tuple[str, ...]:
         """Device files of its cards. Raises ``Unsupported`` where they are not found: it would see no card at all."""
         cards = [part.resource for part in tenancy.parts if card_uuid(part.resource)]
+        for card in cards:
+            if trouble := self.card_troubles.get(card):
+                raise Unsupported(
+                    f"a guest of a tenant cannot use {card_uuid(card)}, as was found when it was tried out: {trouble}",
+                    do="`sublet doctor --gpu` tries it again; once it can, start the office again.",
+                )
         found = device_nodes([self.card_nodes.get(card, ()) for card in cards]) if cards else ()
         if cards and not found:
             raise Unsupported(

@@ -7,7 +7,6 @@ which is asked again when a guest is gone.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -29,11 +28,11 @@ from sublet.node.sandbox import remove_tree
 from sublet.node.storage.stores import Stores
 from sublet.node.supervisor.parking import Parker
 from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.cards import CardFound
+from sublet.wire.cards import NVML, CardFound
 from sublet.wire.codec import loads
 from sublet.wire.guests import GuestNews
 from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef, card_uuid
-from sublet.wire.zygote import python_argv
+from sublet.wire.zygote import run_here
 
 KILL_AGAIN_NS: Final = (100_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
 """How long after each attempt to end a guest it is looked at the latest. One that exits is seen at once."""
@@ -371,10 +370,9 @@ class RealHardware:
 AGAIN_NS: Final = 200_000_000
 """Between two looks while the program runs, or a card comes to rest."""
 PROGRAM: Final = "sublet.node.agent.clean_card"
-NEEDED: Final = "pynvml"
 LOADED: Final = (PROGRAM, "ctypes.util", "string")
-"""What the program imports of ours and of Python's own, and what ``NEEDED`` does: a third of what a forked job takes. A
-supervisor with cards has 2 MiB more for it. What is installed is imported by forked jobs alone."""
+"""What the program imports of ours and of Python's own, and what the binding of NVML does: a third of what a forked job
+takes. A supervisor with cards has 2 MiB more for it. What is installed is imported by forked jobs alone."""
 
 Run = Callable[[Sequence[str]], str]
 """What a forked job does to have the program run: its answer is what that writes."""
@@ -504,28 +502,6 @@ def _found_in(said: str | None) -> CardFound | None:
 
 
 def run_program(arguments: Sequence[str]) -> str:
-    """Do what that program does, in a forked job, which ends after it: an interpreter that is started anew loads for
-    three times as long. Where the packages of this interpreter are not found so, it becomes the program after all; its
-    answer is then what that writes, and it is still the forked job that is known, and ended when it takes too long."""
-    if not has_packages():
-        argv = python_argv(sys.executable, PROGRAM, *arguments)
-        os.dup2(ANSWER_FD, 1)
-        os.write(1, ANSWERED)
-        os.execv(argv[0], argv)
-    answer: Callable[[Sequence[str]], str] = import_module(PROGRAM).answer
-    return answer(arguments)
-
-
-def has_packages() -> bool:
-    """Whether the binding of NVML can be loaded here, once the folders are searched that an interpreter searches: the
-    supervisor was started without them. Loads no library of the driver's."""
-    import site
-
-    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path.extend(folder for folder in folders if folder not in sys.path)
-    site.main()
-    try:
-        import_module(NEEDED)
-    except ImportError:
-        return False
-    return True
+    """What the program writes, run in a forked job, or in its place: it is the job that is known, and ended when it
+    takes too long."""
+    return run_here(PROGRAM, arguments, ANSWER_FD, ANSWERED, needed=NVML)

@@ -313,7 +313,9 @@ class Supervisor:
         self._cap(asked.caps)
         is_new = self._core.configure(link, asked.inventory, self.loop.now_ns())
         self._core.report(*self._claims.configure(asked.inventory))
-        self._launch.card_nodes = {device.id: device.nodes for device in asked.inventory.devices if device.nodes}
+        devices = asked.inventory.devices
+        self._launch.card_nodes = {device.id: device.nodes for device in devices if device.nodes}
+        self._launch.card_troubles = {device.id: device.walled_trouble for device in devices if device.walled_trouble}
         self._step()
         assert self.node is not None
         return Configured(

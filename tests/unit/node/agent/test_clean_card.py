@@ -83,6 +83,23 @@ def test_a_card_at_rest_is_overwritten_whole_and_given_back() -> None:
     assert found.scrub_ns > 0
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_rehearsal_overwrites_no_more_than_it_says(*, draws: bool) -> None:
+    """Others may have the rest by then; and a desktop is left what it draws into."""
+    desk = Desk(graphics={os.getpid(): MIB}) if draws else Desk()
+    found = clean(
+        CARD,
+        since_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        most=2 * MIB,
+        library=desk.library,
+        driver=lambda: CudaDriver(desk.cuda),
+        sees_processes=True,
+    )
+    assert (found.left, found.failed) == ("", "")
+    assert found.scrubbed_bytes == desk.cuda.overwritten == 2 * MIB
+    assert not desk.cuda.taken
+
+
 def test_memory_in_pieces_is_overwritten_too() -> None:
     desk = Desk()
     desk.cuda.largest = 64 * MIB

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
-from sublet.node.agent.rehearsal import AT_ONCE, Rehearsal, rehearse_each, shows_pids
+from sublet.node.agent.rehearsal import AT_ONCE, Rehearsal, offered, rehearse_each, shows_pids
+from sublet.values import GIB, Kind, NodeId, ResourceId
 from sublet.wire.cards import VISIBLE
+from sublet.wire.orders import Device, Inventory
 
 LATE_S = 0.4
 
@@ -50,3 +52,11 @@ def test_what_becomes_of_one_process_is_told_of_its_card(capfd: pytest.CaptureFi
 def test_no_card_takes_no_process() -> None:
     assert rehearse_each([], tried) == []
     assert shows_pids([]) is None
+
+
+def test_a_card_that_guests_of_other_tenants_cannot_use_is_lent_and_says_so() -> None:
+    """To tenant local; the supervisor refuses the others."""
+    cards = [Device(id=ResourceId(f"n/GPU-{number}"), kind=Kind.GPU, capacity=GIB) for number in range(3)]
+    tried = [Rehearsal(card="GPU-0", walled="why"), Rehearsal(card="GPU-1"), Rehearsal(card="GPU-2", failed="no")]
+    found = offered(Inventory(node=NodeId("n"), domain="n", devices=tuple(cards)), tried)
+    assert [(device.id, device.walled_trouble) for device in found.devices] == [("n/GPU-0", "why"), ("n/GPU-1", "")]

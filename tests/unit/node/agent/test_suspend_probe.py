@@ -62,7 +62,7 @@ def test_guests_behind_walls_are_asked_for_apart(monkeypatch: pytest.MonkeyPatch
     assert (second.suspend, second.suspend_walled) == (Suspend.SAME_TYPE, Suspend.SAME_DEVICE), "of the same model"
     (_, plainly), (cards, behind) = asked
     assert (plainly, cards) == ((), ("GPU-1",))
-    assert behind[-2:] == ("sublet.node.sandbox.trial", "/dev/nvidia3")
+    assert behind[-3:] == ("sublet.node.sandbox.trial", "GPU-1", "nvidia3")
 
 
 def test_each_model_is_tried_and_cards_that_others_have_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import Unsupported
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.sandbox import Abilities, Ids, SandboxPart, Wish
 from sublet.node.sandbox.abilities import PartFinding
 from sublet.node.sandbox.walls import Walls, prefix_of
+from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Part
 
 
 @pytest.fixture
@@ -141,3 +144,20 @@ def test_a_guest_does_without_the_walls_that_the_operator_allows_to_be_missing(t
     assert '[lease] allow_missing = ["seccomp"]' in refused.value.do
     walls.allow(("seccomp",))
     assert walls.plan(wish).missing == (SandboxPart.SECCOMP,)
+
+
+def test_a_card_that_failed_with_a_guest_of_a_tenant_is_refused_to_the_next_one_with_the_reason(place: Path) -> None:
+    """Each such guest would fail in its own way, long after the office knew."""
+    walls = Walls(runtime=str(place / "run"), state=str(place / "state"))
+    card = ResourceId("n/GPU-1")
+    walls.card_troubles = {card: "cuInit said 100 (no device)"}
+    lease = LeaseRuntime(
+        lease=LeaseId("l"),
+        tenant=TenantId("ana"),
+        epoch=Epoch(1, 1),
+        parts=(Part(resource=card, kind=Kind.GPU, amount=1),),
+        deadline_ns=0,
+        office="office",
+    )
+    with pytest.raises(Unsupported, match=r"a guest of a tenant cannot use GPU-1, .* cuInit said 100 .no device."):
+        walls.nodes(lease)

@@ -56,14 +56,16 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from types import SimpleNamespace
 from sublet.node.supervisor import real_hardware
+from sublet.wire.cards import NVML
+from sublet.wire.zygote import finds_packages
 cleaning = real_hardware.CardCleaning(SimpleNamespace(run=lambda work, told: None))
 before = set(sys.modules)
 cleaning.lent("GPU-0", 1)
 known = set(sys.modules)
-real_hardware.has_packages()
+finds_packages(NVML)
 from sublet.node.agent import clean_card
 print([name for name in set(sys.modules) - known if name.startswith(("sublet", "ctypes", "shutil", "subprocess"))])
-print(real_hardware.NEEDED in known, real_hardware.PROGRAM in before)
+print(NVML in known, real_hardware.PROGRAM in before)
 """
 
 
@@ -201,11 +203,12 @@ def test_among_neighbours_nothing_is_overwritten() -> None:
 ASKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
+from sublet.node.forked_jobs import ANSWER_FD
 from sublet.node.supervisor import real_hardware
-real_hardware.NEEDED = sys.argv[2]
-os.dup2(1, real_hardware.ANSWER_FD)
+real_hardware.NVML = sys.argv[2]
+os.dup2(1, ANSWER_FD)
 said = real_hardware.run_program((sys.argv[3], "--look"))
-os.write(real_hardware.ANSWER_FD, b"in the forked job: " + said.encode())
+os.write(ANSWER_FD, b"in the forked job: " + said.encode())
 """
 """In an interpreter as a supervisor has it: without ``site``, and so without packages."""
 

@@ -1,0 +1,104 @@
+"""A fault in a step of a rehearsal keeps the card from being lent, and says what failed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from tests.rig.personalities import EXCLUSIVE, FOUR_H100
+from tests.rig.rig import SOON_MS, NewRig, Rig
+from tests.rig.test_interface import run_on
+from tests.rig.test_personalities import HAS_BEEN_THERE, STEPS
+
+pytestmark = pytest.mark.needs("gcc")
+
+REHEARSES: Final = """
+import dataclasses, json, os, sys
+from sublet.node.agent import rehearsal
+from sublet.node.agent.inventory import TROUBLE_LABEL
+from sublet.values import GIB, Kind, NodeId, ResourceId
+from sublet.wire.orders import Device, Inventory
+runs = rehearsal.run_here
+exec(sys.argv[3])
+found = rehearsal.rehearse_as_lent(sys.argv[1])
+devices = [Device(id=ResourceId(f"n/{card}"), kind=Kind.GPU, capacity=GIB) for card in sys.argv[1:3]]
+offered = rehearsal.offered(Inventory(node=NodeId("n"), domain="n", devices=tuple(devices)), [found])
+lent = [device.id.removeprefix("n/") for device in offered.devices]
+print(json.dumps([dataclasses.asdict(found), lent, offered.labels.get(TROUBLE_LABEL, "")]))
+"""
+
+
+def rehearsed(rig: Rig, planted: str = "") -> Any:
+    """The first card, beside a second one."""
+    return run_on(rig, REHEARSES, rig.card(0).name, rig.card(1).name, planted)
+
+
+CLEANS_WITHOUT_CUDA: Final = """
+def without(*arguments, **needed):
+    from sublet.devices import plain_cuda
+    plain_cuda._LIBRARY = "libnone.so.1"
+    return runs(*arguments, **needed)
+rehearsal.run_here, rehearsal.LINGERS_S = without, 1.0
+"""
+KILLED: Final = "rehearsal.run_here = lambda *arguments, **needed: os.kill(os.getpid(), 9)"
+GIVEN: Final = "rehearsal.card_environment = lambda shares, given: {}"
+
+
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [
+        (
+            CLEANS_WITHOUT_CUDA,
+            "it could not be cleaned as after a lease: its memory could not be overwritten (the driver",
+        ),
+        (KILLED, "it could not be cleaned as after a lease: the program for it ended with signal 9"),
+        (GIVEN.format({"CUDA_VISIBLE_DEVICES": ""}), "a guest of tenant local could not use it: cuInit said 100"),
+        (
+            GIVEN.format({"LD_LIBRARY_PATH": ""}),
+            "a guest of tenant local could not use it: libcuda.so.1: cannot open shared object",
+        ),
+    ],
+    ids=["what cleans has no driver", "what cleans is killed", "a guest is shown no card", "a guest has no driver"],
+)
+def test_a_fault_of_one_step_is_found_before_the_first_lease(rig: Rig, planted: str, why: str) -> None:
+    """What cleans a card was first started when a lease of it had ended, and a guest when the lease had begun."""
+    rig.state.lingers_ms = SOON_MS
+    found, lent, label = rehearsed(rig, planted)
+    assert found["failed"].startswith(why)
+    assert found["do"]
+    assert lent == [rig.card(1).name]
+    assert len(label) > len(rig.card(0).name) + 40
+    assert f"{rig.card(0).name}: {found['failed']}".startswith(label)
+
+
+def test_a_guest_that_is_shown_another_card_first_is_a_fault(rig: Rig) -> None:
+    found, lent, _ = rehearsed(rig, GIVEN.format({"CUDA_VISIBLE_DEVICES": rig.card(1).name}))
+    assert found["failed"] == "a guest of tenant local could not use it: the first card that it sees is another one"
+    assert lent == [rig.card(1).name]
+
+
+def test_memory_that_cannot_be_overwritten_is_found_before_the_first_lease(rig: Rig) -> None:
+    """The cleaning runs first, and its fault is told once the other steps went well."""
+    rig.trouble("cuMemsetD8_v2", code=1, times=1)
+    found, lent, _ = rehearsed(rig)
+    assert found["failed"].startswith("it could not be cleaned as after a lease: its memory could not be overwritten (")
+    assert [step["name"] for step in found["steps"]] == STEPS[:-2]
+    assert lent == [rig.card(1).name]
+
+
+def test_what_an_ended_process_still_has_is_waited_for_in_each_step(new_rig: NewRig) -> None:
+    """On a card that lets one process in at a time, each of these has it after the other."""
+    rig = new_rig(EXCLUSIVE)
+    run_on(rig, HAS_BEEN_THERE)
+    found, lent, _ = rehearsed(rig)
+    assert (found["failed"], found["busy"]) == ("", "")
+    assert [step["name"] for step in found["steps"]] == STEPS
+    assert lent == [rig.card(0).name, rig.card(1).name]
+
+
+def test_nothing_but_what_it_wrote_itself_is_left(new_rig: NewRig) -> None:
+    rig = new_rig(FOUR_H100)
+    rehearsed(rig)
+    assert not rig.dirty(0, but=b"\x5a")
+    assert not rig.dirty(1)
