@@ -144,6 +144,7 @@ class Exchange:
                     self.cancel(pending)  # no caller will wait for it
                 else:
                     self._unlist(pending)
+                    pending.call = 0  # the number is the next call's
                 raise
             self._settle_lost(pending)  # since we looked
 

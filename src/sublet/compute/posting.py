@@ -214,14 +214,15 @@ def _not_begun(error: LeaseEnded) -> LeaseEnded:
 
 def _run_once(lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options) -> Any:
     pending = PendingCall(options.timeout_ns)
-    worker.send(pending, job)
     try:
+        worker.send(pending, job)
         if not worker.exchange.wait(pending, lambda: worker.exchange.due_ns(pending)):
             worker.exchange.cancel(pending)
             worker.housekeeper.wake()
             raise timed_out(job, options)
     except KeyboardInterrupt:
-        worker.exchange.cancel(pending)
+        if not pending.doomed_ns:  # a second time would interrupt what it does to leave
+            worker.exchange.cancel(pending)
         worker.housekeeper.wake()
         raise
     found = outcome(lease, worker, pending, job)

@@ -8,13 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sublet.compute import posting
 from sublet.compute.buffer_cache import BufferCache
 from sublet.compute.calls import Exchange, PendingCall
 from sublet.compute.functions import Functions, PeerInterpreter
+from sublet.compute.worker_guest import Options
 from sublet.errors import Disconnected
 from sublet.values import LeaseId
 from sublet.wire.device import OpenSession
@@ -203,6 +206,46 @@ def test_a_call_whose_sending_was_interrupted_does_not_run_for_nobody(
         assert (cancelled.kind, cancelled.subject) == (HolderMessage.CANCEL, heard[0].call)
     else:
         assert exchange.under_way == 0
+    exchange.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("when", ["before it is said", "when it is said", "when it was said"])
+def test_a_caller_that_is_interrupted_as_its_call_is_sent_leaves_none_running(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between the sending and the waiting. The call is cancelled once: a second time would interrupt what it does
+    to leave. The number of one that was not sent is the next call's, which is not cancelled for it."""
+    ours, theirs = pair()
+    exchange = Exchange(ours, lambda: None)
+    plain = ours.say
+
+    def say(*args: Any) -> Any:
+        monkeypatch.setattr(ours, "say", plain)
+        if when == "when it is said":
+            plain(*args)
+        raise KeyboardInterrupt
+
+    def send(pending: PendingCall, job: Any) -> None:
+        exchange.send(pending, lambda: OutgoingMessage(pack(WorkerMessage.FAULT)))
+        raise KeyboardInterrupt
+
+    if when != "when it was said":
+        monkeypatch.setattr(ours, "say", say)
+    worker: Any = SimpleNamespace(exchange=exchange, send=send, housekeeper=SimpleNamespace(wake=lambda: None))
+    with pytest.raises(KeyboardInterrupt):
+        posting._run_once(None, worker, None, Options())  # type: ignore[arg-type]
+    exchange.ask_nobody(OutgoingMessage(pack(WorkerMessage.FAULT)))  # what is heard before it is all that was said
+    heard: list[Any] = []
+    calls = 1 if when == "before it is said" else 2
+    while [type(one) for one in heard].count(Called) < calls:
+        heard += theirs.hear(1.0)
+    if calls == 1:
+        assert [type(one) for one in heard] == [Called]
+    else:
+        assert [type(one) for one in heard] == [Called, Event, Called]
+        cancelled = unpack(heard[1].body)
+        assert (cancelled.kind, cancelled.subject) == (HolderMessage.CANCEL, heard[0].call)
     exchange.close()
     theirs.close()
 
