@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sublet
-
-pytestmark = pytest.mark.warm
+from tests.commands import run_sublet
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -21,11 +21,18 @@ GUIDE = ROOT / "docs" / "how-to-lease.md"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("examples") / "home"
-    yield folder
-    with sublet.connect(home=folder) as fabric:
-        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """State folders of offices that the first example starts: one for those with torch or Warp, one for all others."""
+    found = {name: tmp_path_factory.mktemp(name) / "home" for name in ("warm", "cold")}
+    yield found
+    for home in found.values():
+        run_sublet("down", "--now", env={**os.environ, "SUBLET_HOME": str(home)})
+
+
+def _examples() -> Iterator[Any]:
+    for path in EXAMPLES:
+        marks = [pytest.mark.warm] if re.search("import (?:torch|warp)", path.read_text()) else []
+        yield pytest.param(path, marks=marks, id=path.stem)
 
 
 PREEMPTIONS = os.environ.get("SUBLET_PREEMPTIONS", "2")
@@ -37,9 +44,12 @@ LONGEST_S = 280
 """An example that hangs is told from one that is slow beside others only by the limit of a test, and ends before it."""
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_leaves_nothing_behind(example: Path, home: Path) -> None:
+@pytest.mark.parametrize("example", list(_examples()))
+def test_an_example_runs_and_leaves_nothing_behind(
+    example: Path, homes: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
     """From a folder of its own, with warnings as errors, as a reader would try it."""
+    home = homes["warm" if request.node.get_closest_marker("warm") else "cold"]
     env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", str(example), *MORE.get(example.stem, ())]
     done = subprocess.run(command, env=env, cwd=home.parent, capture_output=True, text=True, timeout=LONGEST_S)
