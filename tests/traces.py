@@ -14,13 +14,15 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from sublet.node.processes.cgroups_places import CgroupFiles, find_places
 from sublet.node.processes.procs import ProcessInstance, Procs
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
 from sublet.values import LeaseId
 from sublet.wire.zygote import COLD_VARIABLE
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 90.0
 PUT_AWAY_S: Final = 100.0
@@ -52,13 +54,13 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def until(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition, not for a time."""
+def until(what: str, is_so: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """Wait for a condition, not for a time. Returns what made it true."""
     limit, nap_s = time.monotonic() + patience_s, NAP_S
     while True:
         began_s = time.thread_time()
-        if is_so():
-            return
+        if found := is_so():
+            return found
         assert time.monotonic() < limit, f"never came to be: {what}"
         time.sleep(max(nap_s, NAP_PER_LOOK * (time.thread_time() - began_s)))
         nap_s = min(nap_s * 1.25, NAP_MAX_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ import pytest
 
 import sublet
 from sublet import jobs
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from sublet.compute.buffer_cache import LENT_MIN, LentMemory
 from sublet.errors import CheckpointFailed, InvalidRequest, JobFailed, LeaseEnded, Unpicklable
 from sublet.jobs.leases import LABEL, PROGRAM, leases_left
@@ -28,13 +25,9 @@ AT_ONCE = jobs.RetryPolicy(20, "10ms", "50ms")
 
 
 @pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
-    home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
-    with sublet.connect(home=home) as made:
+def fabric(one_device: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=one_device) as made:
         yield made
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,20 +13,13 @@ import pytest
 
 import sublet
 from sublet import aio
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 
 WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("home")
-    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "1x1GiB"))
-    yield folder
-    with sublet.connect(home=folder) as fabric:
-        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(folder.resolve()), ignore_errors=True)
+def home(one_device: Path) -> Path:
+    return one_device
 
 
 def run(home: Path, story: Callable[[aio.Lease], Awaitable[None]]) -> None:

@@ -5,38 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sublet
 from sublet.client.guests import open_streams
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
+from tests.traces import until
 
 PATIENCE_S = 60.0
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
-    home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
-    with sublet.connect(home=home) as made:
+def fabric(one_device: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=one_device) as made:
         yield made
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
 @pytest.fixture
@@ -114,10 +100,10 @@ def test_the_lease_is_in_use_while_it_runs(fabric: sublet.Fabric) -> None:
     with fabric.cpu(1, ttl="5m", renew_every="300ms") as lease:
         guest = lease.start(["cat"])
         assert lease.busy
-        until(lambda: fabric.lease(lease.id).renewals > 0)
+        until("a renewal", lambda: fabric.lease(lease.id).renewals > 0, PATIENCE_S)
         guest.close_stdin()
         assert guest.wait(PATIENCE_S) == 0
-        until(lambda: not lease.busy)
+        until("an idle lease", lambda: not lease.busy, PATIENCE_S)
         guest.close()
 
 
@@ -173,7 +159,7 @@ def test_what_cannot_be_run_is_refused_in_words(lease: sublet.Lease, argv: list[
     with pytest.raises(sublet.InvalidRequest) as refused:
         lease.start(argv)
     assert refused.value.do
-    until(lambda: not lease.busy)
+    until("an idle lease", lambda: not lease.busy, PATIENCE_S)
 
 
 def test_closing_the_fabric_wakes_who_waits(fabric: sublet.Fabric) -> None:
@@ -183,4 +169,4 @@ def test_closing_the_fabric_wakes_who_waits(fabric: sublet.Fabric) -> None:
     other.close()
     with contextlib.suppress(sublet.SubletError):  # unless its end, with that of the lease, was heard of before
         assert guest.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    until(lambda: fabric.guests(lease.id) == [])
+    until("no guest", lambda: fabric.guests(lease.id) == [], PATIENCE_S)

@@ -14,7 +14,6 @@ import pytest
 
 import sublet
 from sublet import aio
-from tests.integration.office_stage import OfficeStage, office_stage
 from tests.traces import until
 
 HOLDER = """
@@ -28,14 +27,13 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
-    with office_stage(tmp_path_factory.mktemp("many"), "2x1GiB") as stage:
-        yield stage
+def home(two_devices: Path) -> Path:
+    return two_devices
 
 
 @pytest.fixture
-def fabric(stage: OfficeStage) -> Iterator[sublet.Fabric]:
-    with sublet.connect(home=stage.office.home, start=False) as fabric:
+def fabric(home: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=home, start=False) as fabric:
         yield fabric
 
 
@@ -63,9 +61,9 @@ def test_functions_run_under_each(fabric: sublet.Fabric) -> None:
     assert len(pids) == len(leases)
 
 
-def test_a_program_that_is_killed_leaves_none(stage: OfficeStage, fabric: sublet.Fabric) -> None:
+def test_a_program_that_is_killed_leaves_none(home: Path, fabric: sublet.Fabric) -> None:
     """They are bound to their holder's process, as single ones are."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(stage.office.home)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(home)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     with holder, holder.stdout:
         assert holder.stdout.readline() == "20\n"
@@ -74,25 +72,25 @@ def test_a_program_that_is_killed_leaves_none(stage: OfficeStage, fabric: sublet
     until("none of them", lambda: not [one for one in fabric.leases() if one.labels.get("of") == "holder"], 60)
 
 
-def test_a_fabric_that_closes_gives_all_back(stage: OfficeStage, fabric: sublet.Fabric) -> None:
-    with sublet.connect(home=stage.office.home, start=False) as other:
+def test_a_fabric_that_closes_gives_all_back(home: Path, fabric: sublet.Fabric) -> None:
+    with sublet.connect(home=home, start=False) as other:
         kept = other.many(50).memory("1MiB", labels={"of": "closed"})
         assert len(kept) == 50
     live = [one for one in fabric.leases() if one.labels.get("of") == "closed" and one.end is None]
     assert live == []
 
 
-def test_leases_of_another_fabric_are_refused_and_stay(stage: OfficeStage, fabric: sublet.Fabric) -> None:
-    with sublet.connect(home=stage.office.home, start=False) as other, other.many(2).memory("1MiB") as theirs:
+def test_leases_of_another_fabric_are_refused_and_stay(home: Path, fabric: sublet.Fabric) -> None:
+    with sublet.connect(home=home, start=False) as other, other.many(2).memory("1MiB") as theirs:
         for bad in (theirs, ["l-1"], [None]):
             with pytest.raises(sublet.InvalidRequest, match="not a lease of this fabric"):
                 fabric.release(bad)  # type: ignore[arg-type]
         assert all(lease.end is None for lease in theirs)
 
 
-def test_the_same_for_asyncio(stage: OfficeStage, tmp_path: Path) -> None:
+def test_the_same_for_asyncio(home: Path, tmp_path: Path) -> None:
     async def story() -> None:
-        async with await aio.connect(home=stage.office.home, start=False) as fabric:
+        async with await aio.connect(home=home, start=False) as fabric:
             async with fabric.many(30, at_least=30).memory("1MiB", ttl="5m") as leases:
                 assert len({lease.epoch for lease in leases}) == 30
                 await leases[3].release()

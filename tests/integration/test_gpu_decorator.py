@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from sublet.compute import decorator
 from sublet.errors import InvalidRequest
 from tests.integration import decorated
@@ -25,13 +22,8 @@ PATIENCE_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
-    yield home
-    with sublet.connect(home=home) as made:
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+def home(one_device: Path) -> Path:
+    return one_device
 
 
 @pytest.fixture(autouse=True)

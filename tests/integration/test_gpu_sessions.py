@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from sublet.values import MIB
 from sublet.wire.guests import GuestSpec
 from sublet.wire.zygote import COLD_VARIABLE
 from tests.session_programs import run_session_program
+from tests.traces import until
 
 pytestmark = pytest.mark.warm
 
@@ -42,13 +43,6 @@ import warp as wp
 def fault(x: wp.array(dtype=wp.uint32)):
     x[wp.tid() + 1000000000] = wp.uint32(1)
 """
-
-
-def until(what: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    end_s = time.monotonic() + patience_s
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +103,7 @@ def test_a_session_computes_and_the_bill_says_what(fabric: sublet.Fabric) -> Non
         assert (out == data + 3 * np.arange(1000, dtype=np.uint32)).all()
         assert gpu.totals is not None
         assert (gpu.totals.launches, gpu.totals.failures) == (3, 1)
-    until(lambda: bill_of(fabric, lease)["launches"])
+    until("a launch on the bill", lambda: bill_of(fabric, lease)["launches"], PATIENCE_S)
     found = bill_of(fabric, lease)
     assert (found["launches"], found["launch_errors"], found["uncounted"]) == (3, 1, 0)
     assert found["bytes_moved"] == 8000
@@ -120,7 +114,7 @@ def test_what_a_command_does_nobody_counts(fabric: sublet.Fabric) -> None:
     """And the bill says so, rather than guess."""
     with fabric.gpu(min_vram="64MiB", ttl="60s", exclusivity="shared") as lease:
         assert lease.start(["true"]).wait(PATIENCE_S) == 0
-    until(lambda: is_free(fabric))
+    until("a free device", lambda: is_free(fabric), PATIENCE_S)
     assert bill_of(fabric, lease)["uncounted"] == 1
     assert bill_of(fabric, lease)["launches"] is None
 
@@ -153,7 +147,7 @@ def test_a_kernel_that_faults_ends_its_guest_and_nothing_else(fabric: sublet.Fab
         with sublet.GpuSession(lease) as gpu:
             assert gpu.mem_read(gpu.mem_alloc(4)) == bytes(4)
             assert gpu.memory_bytes == 64 * MIB
-    until(lambda: is_free(fabric))
+    until("a free device", lambda: is_free(fabric), PATIENCE_S)
 
 
 def test_a_guest_that_is_killed_gives_its_memory_back(lease: sublet.Lease, patient: None) -> None:
@@ -198,7 +192,7 @@ def test_a_tenant_behind_walls_has_sessions_too(fabric: sublet.Fabric) -> None:
             module = gpu.module_load(WARP_KERNELS, kind="warp")
             gpu.launch(module, "step", 1, 128, [x, sublet.u32(100), sublet.u32(1)])
             assert np.frombuffer(gpu.mem_read(x), np.uint32).tolist() == [2 * i for i in range(100)]
-        until(lambda: bill_of(anns, lease)["launches"] == 1)
+        until("a launch on the bill", lambda: bill_of(anns, lease)["launches"] == 1, PATIENCE_S)
         assert bill_of(anns, lease)["uncounted"] == 0
 
 
@@ -242,7 +236,11 @@ def test_of_ten_guests_on_one_device_the_one_that_takes_too_much_is_ended(
     assert greedy.reason is EndReason.OUT_OF_MEMORY
     said = b"".join(piece.data for piece in greedy.output())
     assert b"out_of_memory" in said
-    until(lambda: sum(os.path.exists(tmp_path / str(number)) for number in range(10)) == 9, IMPORT_S)
+    until(
+        "nine guests at work",
+        lambda: sum(os.path.exists(tmp_path / str(number)) for number in range(10)) == 9,
+        IMPORT_S,
+    )
     assert all(guest.exit_code is None for guest in guests)
     for guest in guests:
         guest.stop(grace=0)
@@ -251,4 +249,4 @@ def test_of_ten_guests_on_one_device_the_one_that_takes_too_much_is_ended(
     for lease in leases:
         assert lease.end is None
         lease.release()
-    until(lambda: is_free(fabric))
+    until("a free device", lambda: is_free(fabric), PATIENCE_S)

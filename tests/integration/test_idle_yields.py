@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import sublet
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
 from tests.integration import parked_functions
+from tests.traces import until
 
 PATIENCE_S = 60.0
 TERMS: dict[str, Any] = {"min_vram": "64MiB", "ttl": "300s", "exclusivity": "device"}
@@ -36,20 +37,13 @@ sys.exit(main(["up", "--host-gpus", "1x1GiB", "--foreground"]))
 """An office that gives idle holders more than the few seconds that it has for them by default."""
 
 
-def until(what: Callable[[], object], text: str) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, f"{text} did not come to be"
-        time.sleep(0.01)
-
-
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
     home = tmp_path_factory.mktemp("home")
     env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", OFFICE], env=env, stderr=subprocess.DEVNULL) as office:
         try:
-            until(lambda: answers(socket_path(home.resolve())), "an office")
+            until("an office", lambda: answers(socket_path(home.resolve())), PATIENCE_S)
             with sublet.connect(home=home) as made:
                 yield made
                 made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
@@ -64,7 +58,7 @@ class Waits:
 
     def __init__(self, fabric: sublet.Fabric, lease: sublet.Lease) -> None:
         keeper = fabric._keeper  # where it hears of the end alone, the lease never knows of the notice
-        until(lambda: keeper._news is not None and not keeper._behind, "a holder that listens")
+        until("a holder that listens", lambda: keeper._news is not None and not keeper._behind, PATIENCE_S)
         self._fabric, self._lease = fabric, lease
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
@@ -74,7 +68,7 @@ class Waits:
 
     def left_s(self) -> float:
         """How much of the notice was left when the lease ended."""
-        until(lambda: self._lease.end is not None, "the end of the idle lease")
+        until("the end of the idle lease", lambda: self._lease.end is not None, PATIENCE_S)
         self._thread.join(PATIENCE_S)
         notice, end = self._lease.notice, self._lease.end
         assert notice is not None
@@ -101,7 +95,7 @@ def test_a_save_that_is_under_way_is_waited_for_and_no_longer(fabric: sublet.Fab
     lease = fabric.gpu(**TERMS)
     lease.run(parked_functions.save_slowly, str(tmp_path))
     waits = Waits(fabric, lease)
-    until((tmp_path / "begun").exists, "a save")
+    until("a save", (tmp_path / "begun").exists, PATIENCE_S)
     time.sleep(0.5)  # longer than between two looks at whether it is saved
     assert lease.end is None
     (tmp_path / "go").touch()

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,8 +24,6 @@ import pytest
 
 import sublet
 from sublet.client.guests import start_spec
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from sublet.compute import workers
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.compute.posting import AHEAD
@@ -36,25 +33,15 @@ from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.guests import GuestSpec
 from sublet.wire.sealed_memory import write_shared
 from tests.integration import run_functions
+from tests.traces import until
 
 PATIENCE_S = 60.0
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
-    home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
-    with sublet.connect(home=home) as made:
+def fabric(two_devices: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=two_devices) as made:
         yield made
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +259,7 @@ def test_output_is_live(lease: sublet.Lease, capsys: pytest.CaptureFixture[str],
         said += capsys.readouterr().out
         return "before" in said
 
-    until(heard)
+    until("word of it", heard, PATIENCE_S)
     assert not future.done()
     gate.touch()
     future.result(PATIENCE_S)
@@ -481,7 +468,7 @@ def test_a_callback_may_call(held: sublet.Lease) -> None:
 def test_cancelled_before_it_begins_it_never_runs(lease: sublet.Lease, tmp_path: Path) -> None:
     ran, gate = tmp_path / "ran", tmp_path / "gate"
     first = lease.submit(run_functions.wait_for, str(gate))
-    until(first.running)
+    until("a call that runs", first.running, PATIENCE_S)
     second = lease.submit(ran.touch)
     third = lease.submit(len, "abc")
     assert second.cancel()
@@ -507,11 +494,11 @@ def test_cancelled_while_it_runs_it_is_interrupted(lease: sublet.Lease, tmp_path
 
     pid = lease.run(os.getpid)
     future = lease.submit(work, str(entered), str(left))
-    until(entered.exists)
+    until("a call that has begun", entered.exists, PATIENCE_S)
     assert future.running()
     assert future.cancel()
     assert concurrent.futures.wait([future], PATIENCE_S).done
-    until(left.exists)
+    until("a call that was left", left.exists, PATIENCE_S)
     assert lease.run(os.getpid) == pid
     assert not future.cancel() or future.cancelled()
 
@@ -530,7 +517,7 @@ def test_an_interrupted_coroutine_cleans_up(lease: sublet.Lease, tmp_path: Path)
         if not entered.exists():
             with pytest.raises(CallTimeout):
                 lease.options(timeout=timeout_s).run(work, str(entered), str(left))
-    until(left.exists)
+    until("a call that was left", left.exists, PATIENCE_S)
 
     async def fine() -> int:
         await asyncio.sleep(0)
@@ -582,7 +569,7 @@ def test_map_raises_where_it_happens_and_takes_items_as_needed(held: sublet.Leas
 def test_map_gives_what_was_finished_and_then_says_that_its_lease_has_ended(lease: sublet.Lease) -> None:
     found = lease.map(abs, range(0, -5000, -1))
     got = [next(found)]
-    until(lambda: not lease.busy)  # what was sent ahead is answered
+    until("an idle lease", lambda: not lease.busy, PATIENCE_S)  # what was sent ahead is answered
     lease.release()
     with pytest.raises(sublet.LeaseEnded):
         got.extend(found)
@@ -700,7 +687,7 @@ def test_asynchronous_generators_and_dropped_ones(held: sublet.Lease, tmp_path: 
     del found
     held.run(len, "x")
     held.run(len, "x")
-    until(closed.exists)
+    until("a closed connection", closed.exists, PATIENCE_S)
 
 
 # ---- ends
@@ -720,13 +707,13 @@ def test_the_end_of_the_lease_interrupts_and_is_raised(fabric: sublet.Fabric, tm
 
     lease = fabric.cpu(1, ttl="20s")
     future = lease.submit(work, str(entered), str(saved))
-    until(entered.exists)
+    until("a call that has begun", entered.exists, PATIENCE_S)
     lease.release()
     with pytest.raises(sublet.LeaseEnded) as ended:
         future.result(PATIENCE_S)
     assert ended.value.end is not None
     assert ended.value.end.reason is sublet.EndReason.RELEASED
-    until(lambda: saved.exists() and saved.read_text() == "LeaseInterrupt")
+    until("a saved interrupt", lambda: saved.exists() and saved.read_text() == "LeaseInterrupt", PATIENCE_S)
     with pytest.raises(sublet.LeaseEnded):
         lease.run(len, "x")
 
@@ -736,7 +723,7 @@ def test_an_expiry_is_an_expiry(fabric: sublet.Fabric) -> None:
     with pytest.raises(sublet.LeaseExpired) as ended:
         lease.run(time.sleep, 60)
     assert ended.value.end is not None
-    until(lambda: lease.end is not None)
+    until("the end of the lease", lambda: lease.end is not None, PATIENCE_S)
 
 
 def test_an_end_that_comes_while_the_worker_starts_says_why(fabric: sublet.Fabric, tmp_path: Path) -> None:
@@ -745,9 +732,9 @@ def test_an_end_that_comes_while_the_worker_starts_says_why(fabric: sublet.Fabri
         calls = lease.options(python=slow_python(tmp_path / "python", started, go_on))
         asked = pool.submit(calls.run, len, "abc")
         try:
-            until(started.exists)
+            until("a call that has begun", started.exists, PATIENCE_S)
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "for the test"}, shape=dict)
-            until(lambda: fabric.lease(lease.id).end)
+            until("the end of the lease", lambda: fabric.lease(lease.id).end, PATIENCE_S)
         finally:
             go_on.touch()
         with pytest.raises(sublet.LeaseRevoked, match="for the test") as ended:
@@ -765,7 +752,7 @@ def test_what_is_started_under_a_lease_that_was_revoked_says_why(fabric: sublet.
     }
     with fabric.cpu(1, ttl="20s") as lease:
         fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "for the test"}, shape=dict)
-        until(lambda: fabric.lease(lease.id).end)
+        until("the end of the lease", lambda: fabric.lease(lease.id).end, PATIENCE_S)
         with pytest.raises(sublet.LeaseRevoked, match="for the test") as ended:
             start[what](lease)
     assert ended.value.end is not None
@@ -776,7 +763,7 @@ def test_a_command_of_an_asynchronous_program_under_a_lease_that_was_revoked_say
     async def story() -> None:
         async with await sublet.aio.connect(home=fabric.address.home) as own, await own.cpu(1, ttl="20s") as lease:
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "for the test"}, shape=dict)
-            until(lambda: fabric.lease(lease.id).end)
+            until("the end of the lease", lambda: fabric.lease(lease.id).end, PATIENCE_S)
             with pytest.raises(sublet.LeaseRevoked, match="for the test") as ended:
                 await lease.start(["true"])
             assert ended.value.end is not None
@@ -796,12 +783,12 @@ def slow_python(place: Path, started: Path, go_on: Path) -> str:
 def test_a_revocation_says_so(fabric: sublet.Fabric) -> None:
     lease = fabric.cpu(1, ttl="20s")
     future = lease.submit(time.sleep, 60)
-    until(future.running)
+    until("a call that runs", future.running, PATIENCE_S)
     fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "for the test"}, shape=dict)
     with pytest.raises(sublet.LeaseRevoked) as ended:
         future.result(PATIENCE_S)
     assert ended.value.end is not None
-    until(lambda: lease.end is not None)
+    until("the end of the lease", lambda: lease.end is not None, PATIENCE_S)
 
 
 def test_calls_keep_the_lease(fabric: sublet.Fabric, tmp_path: Path) -> None:
@@ -810,10 +797,10 @@ def test_calls_keep_the_lease(fabric: sublet.Fabric, tmp_path: Path) -> None:
         assert fabric.lease(lease.id).renewals == 0
         future = lease.submit(run_functions.wait_for, str(gate))
         assert lease.busy
-        until(lambda: fabric.lease(lease.id).renewals > 0)
+        until("a renewal", lambda: fabric.lease(lease.id).renewals > 0, PATIENCE_S)
         gate.touch()
         future.result(PATIENCE_S)
-        until(lambda: not lease.busy)
+        until("an idle lease", lambda: not lease.busy, PATIENCE_S)
 
 
 def test_a_worker_that_was_stopped_does_not_keep_the_lease(
@@ -826,10 +813,10 @@ def test_a_worker_that_was_stopped_does_not_keep_the_lease(
         pid = lease.run(os.getpid)
         gate = tmp_path / "gate"
         future = lease.submit(run_functions.wait_for, str(gate))
-        until(future.running)
+        until("a call that runs", future.running, PATIENCE_S)
         os.kill(pid, signal.SIGSTOP)
         try:
-            until(lambda: not lease.busy)
+            until("an idle lease", lambda: not lease.busy, PATIENCE_S)
             assert not future.done()
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -877,7 +864,8 @@ def test_a_worker_that_dies_and_leaves_a_child_behind(lease: sublet.Lease, tmp_p
     assert isinstance(lost, WorkerLost)
     assert "exit code 7" in str(lost)
     assert "below Python" in str(lost)
-    until(lambda: not os.path.exists(f"/proc/{left.read_text()}"))  # it goes with the worker, and not with the lease
+    # It goes with the worker, and not with the lease.
+    until("the end of the process", lambda: not os.path.exists(f"/proc/{left.read_text()}"), PATIENCE_S)
     assert lease.run(len, "abc") == 3
     assert lease.end is None
 
@@ -958,7 +946,7 @@ def test_an_interrupt_here_interrupts_there(lease: sublet.Lease, tmp_path: Path,
     main = threading.get_ident()
 
     def interrupt() -> None:
-        until(entered.exists)
+        until("a call that has begun", entered.exists, PATIENCE_S)
         signal.pthread_kill(main, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
@@ -970,7 +958,7 @@ def test_an_interrupt_here_interrupts_there(lease: sublet.Lease, tmp_path: Path,
     with pytest.raises(KeyboardInterrupt):
         asking[how]()
     interrupting.join()
-    until(left.exists)
+    until("a call that was left", left.exists, PATIENCE_S)
     assert lease.run(len, "abc") == 3
 
 
@@ -993,13 +981,13 @@ def test_a_lease_is_busy_while_the_worker_of_its_first_call_starts(lease: sublet
     caller = threading.Thread(target=lambda: found.append(lease.options(python=slow).run(len, "abc")))
     caller.start()
     try:
-        until(started.exists)
+        until("a call that has begun", started.exists, PATIENCE_S)
         assert lease.busy
     finally:
         go_on.touch()
         caller.join()
     assert found == [3]
-    until(lambda: not lease.busy)
+    until("an idle lease", lambda: not lease.busy, PATIENCE_S)
 
 
 def test_another_interpreter_runs_what_it_can_import(held: sublet.Lease, bare_python: str) -> None:

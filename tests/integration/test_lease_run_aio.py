@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +14,6 @@ import pytest
 
 import sublet
 from sublet import aio
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from sublet.errors import CallTimeout, WorkerLost
 from tests.traces import until
 
@@ -24,13 +21,8 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
-    yield home
-    with sublet.connect(home=home) as made:
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+def home(two_devices: Path) -> Path:
+    return two_devices
 
 
 async def _until(what: Any) -> None:

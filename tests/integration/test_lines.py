@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sublet
 from sublet.client.guests import environment, start_spec
-from sublet.client.home import runtime_dir
 from sublet.client.line import open_line
-from sublet.client.office import ensure_office
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import GuestSpec, Service, StdioKind
 from sublet.wire.link_events import Over
 from sublet.wire.sealed_memory import SharedBuffer, map_shared
+from tests.traces import until
 
 PATIENCE_S = 90.0
 ROOT = Path(__file__).parents[2]
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
-    home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
-    with sublet.connect(home=home) as made:
+def fabric(one_device: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=one_device) as made:
         yield made
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
 @pytest.fixture
@@ -70,7 +56,7 @@ def test_a_line_leads_to_the_guest_and_nobody_else(lease: sublet.Lease, warm: st
     """Bytes and descriptors, both ways; from a fresh interpreter and from a warm one."""
     imports = ("json", "there_is_no_such_module?") if warm == "warm" else ()
     if imports:  # the first one asks for a warm interpreter, and does not wait for it
-        until(lambda: _is_warm(lease, imports))
+        until("a warm interpreter", lambda: _is_warm(lease, imports))
     with serving(lease, imports) as guest, open_line(lease, guest.id, Service.WORK) as line:
         assert line.call(b"hello").body == f"{lease.id} work '' {warm} hello".encode()
         with SharedBuffer.create(1 << 20) as made:
@@ -143,7 +129,7 @@ def test_there_are_only_so_many(lease: sublet.Lease) -> None:
         with pytest.raises(SubletError, match="the most"):
             open_line(lease, guest.id, Service.WORK)
         lines.pop().close()
-        until(lambda: _opens(lease, guest, lines))
+        until("a line that opens", lambda: _opens(lease, guest, lines))
         for line in lines:
             line.close()
 

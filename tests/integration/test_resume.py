@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +22,10 @@ from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, Subl
 from sublet.lease_end import EndReason
 from tests.crash.office_process import release_all
 from tests.integration import parked_functions
+from tests.traces import until
 
 PATIENCE_S = 30.0
 WORDS = ("up", "--host-gpus", "1x1GiB", "--foreground")
-
-
-def until(what: Callable[[], object], text: str) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, f"{text} did not come to be"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def fabric(home: Path) -> Iterator[sublet.Fabric]:
 def taken(fabric: sublet.Fabric, lease: sublet.Lease) -> sublet.Lease:
     """Somebody of a higher tier comes, and has the device a few seconds later."""
     other = fabric.gpu(min_vram="64MiB", ttl="60s", wait="60s", renew="always")
-    until(lambda: lease.end is not None, "the news of its end")  # it comes on a connection of its own
+    until("the news of its end", lambda: lease.end is not None, PATIENCE_S)  # it comes on a connection of its own
     return other
 
 
@@ -69,7 +63,7 @@ def test_a_call_in_flight_goes_on_under_another_lease(fabric: sublet.Fabric, tmp
     lease = spot(fabric)
     pid = lease.run(parked_functions.pid)
     future = lease.submit(parked_functions.count_until, str(beat), str(enough))
-    until(lambda: beat.exists() and beat.stat().st_size > 3, "a beat")
+    until("a beat", lambda: beat.exists() and beat.stat().st_size > 3, PATIENCE_S)
     other = taken(fabric, lease)
     end = lease.end
     assert end is not None
@@ -85,7 +79,7 @@ def test_a_call_in_flight_goes_on_under_another_lease(fabric: sublet.Fabric, tmp
     assert [guest.state for guest in fabric.guests(view.id)] == ["parked"]
     threading.Timer(0.5, other.release).start()
     again = fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always")
-    until(lambda: beat.stat().st_size > size, "another beat")
+    until("another beat", lambda: beat.stat().st_size > size, PATIENCE_S)
     enough.touch()
     assert future.result(PATIENCE_S) == beat.stat().st_size
     assert again.run(parked_functions.pid) == pid
@@ -159,13 +153,13 @@ def test_what_is_parked_can_be_let_go(fabric: sublet.Fabric) -> None:
     parked = lease.end.parked
     name = parked.partition("@")[0]
     fabric.request("POST", f"/v1/leases/{name}/release", {"request_id": "let-go"}, shape=dict)
-    until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
+    until("its end", lambda: not Path(f"/proc/{pid}").exists(), PATIENCE_S)
     with pytest.raises((LeaseEnded, NotFound)):
         fabric.gpu(resume=parked, wait=0)
     with pytest.raises(SubletError):
         fabric.gpu(resume=lease, wait=0)
     assert sublet.Durable.restore(block).value == "saved in the end"
-    until(lambda: saved_at(fabric, name), "word of the save")
+    until("word of the save", lambda: saved_at(fabric, name), PATIENCE_S)
     assert saved_at(fabric, lease.id) == saved_at(fabric, name)
     other.release()
     block.release()
@@ -200,7 +194,7 @@ def test_the_office_may_be_killed_while_guests_are_parked(home: Path, fabric: su
     beat = tmp_path / "beat"
     lease = spot(fabric)
     future = lease.submit(parked_functions.count_up, str(beat), 100)
-    until(lambda: beat.exists() and beat.stat().st_size > 3, "a beat")
+    until("a beat", lambda: beat.exists() and beat.stat().st_size > 3, PATIENCE_S)
     other = taken(fabric, lease)
     assert lease.end is not None
     for _ in range(2):
@@ -219,7 +213,7 @@ def test_the_office_may_be_killed_while_guests_are_parked(home: Path, fabric: su
 def kill_and_start_again(fabric: sublet.Fabric, home: Path) -> None:
     """Its socket takes connections until the last of its threads is gone."""
     os.kill(fabric.status().pid, signal.SIGKILL)
-    until(lambda: not answers(socket_path(home.resolve())), "the end of the office")
+    until("the end of the office", lambda: not answers(socket_path(home.resolve())), PATIENCE_S)
     ensure_office(home, words=WORDS)
 
 
@@ -228,7 +222,7 @@ def test_the_supervisor_may_be_killed_while_guests_are_parked(fabric: sublet.Fab
     beat = tmp_path / "beat"
     lease = spot(fabric)
     future = lease.submit(parked_functions.count_up, str(beat), 10_000)
-    until(lambda: beat.exists() and beat.stat().st_size > 3, "a beat")
+    until("a beat", lambda: beat.exists() and beat.stat().st_size > 3, PATIENCE_S)
     pid = parked_pid(fabric, lease)
     other = taken(fabric, lease)
     assert lease.end is not None
@@ -236,7 +230,11 @@ def test_the_supervisor_may_be_killed_while_guests_are_parked(fabric: sublet.Fab
     os.kill(supervisor, signal.SIGKILL)
     with pytest.raises(SubletError):
         future.result(PATIENCE_S)
-    until(lambda: not [view for view in fabric.leases() if view.parks is not None], "the end of the parking lease")
+    until(
+        "the end of the parking lease",
+        lambda: not [view for view in fabric.leases() if view.parks is not None],
+        PATIENCE_S,
+    )
     with pytest.raises(SubletError):
         fabric.gpu(resume=lease, wait=0)
     other.release()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import sublet
 from sublet.client.line import connect_data
 from sublet.client.office import ensure_office
 from tests.integration.test_client import end_office, run
+from tests.traces import until
 
 WAIT_S = 60.0
 
@@ -24,13 +24,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ensure_office(folder, words=("up", "--foreground", "--host-gpus", "1x4GiB"))
     yield folder
     end_office(folder)
-
-
-def until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, f"waited {WAIT_S:g} s for it in vain"
-        time.sleep(0.02)
 
 
 def test_an_office_without_descriptors_is_whole_again_when_it_has_some(home: Path) -> None:
@@ -50,7 +43,11 @@ def test_an_office_without_descriptors_is_whole_again_when_it_has_some(home: Pat
             threads = [threading.Thread(target=come) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            until(lambda: "data_door: OSError: [Errno 24]" in (home / "office.log").read_text())
+            until(
+                "a refusal in the log",
+                lambda: "data_door: OSError: [Errno 24]" in (home / "office.log").read_text(),
+                WAIT_S,
+            )
             assert not welcomed, "the limit does not bind"
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))

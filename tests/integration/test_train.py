@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from sublet.client.office import ensure_office
 from sublet.training.progress import TrainingProgress
 from sublet.training.running import TrainingPlan, TrainingRun
 from sublet.values import MIB
+from tests.traces import until
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -143,7 +143,7 @@ def test_a_network_is_trained_to_the_end_through_forced_preemptions(
     assert line.leases == PREEMPTIONS + 2  # and the volume
     assert line.gpu_seconds > 0
     assert b"\x1e" not in audience.err
-    until(lambda: fabric.volume("train-twenty").state.value == "retained")
+    until("a volume that was put away", lambda: fabric.volume("train-twenty").state.value == "retained")
 
 
 OF_A_TENANT: Final = """
@@ -214,13 +214,6 @@ def begin_command(home: Path, *words: object, script: Path = EXAMPLE) -> subproc
     )
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.05)
-
-
 def has_said(process: subprocess.Popen[str], word: str) -> None:
     """Read what it prints until it says this."""
     assert process.stdout is not None
@@ -258,7 +251,7 @@ def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
     assert "is being trained by another `sublet train`" in said
     first.kill()
     first.communicate(timeout=PATIENCE_S)
-    until(lambda: not [view for view in fabric.leases() if view.end is None])
+    until("no lease", lambda: not [view for view in fabric.leases() if view.end is None])
     ends = {view.end.reason for view in fabric.leases(all=True) if view.end and view.bound_to == first.pid}
     assert ends == {"holder_gone"}
 
@@ -278,7 +271,7 @@ def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
     assert weights(out.encode()) == undisturbed
     assert "epoch 0:" not in out
     assert f"{STEPS} steps done, " in said
-    until(lambda: not [view for view in fabric.leases() if view.end is None])
+    until("no lease", lambda: not [view for view in fabric.leases() if view.end is None])
 
 
 @pytest.mark.timeout(120)

@@ -15,8 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -29,6 +28,7 @@ from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
 from sublet.training import lease_has_ended
 from sublet.training.step_protocol import ACTS, Act, StepVerdict, after_death_before
 from tests.integration.training_program import FENCED, OVER, Life, real_batch, real_weights
+from tests.traces import until
 from tests.unit.training.stage import batch, uninterrupted
 
 pytestmark = pytest.mark.warm
@@ -192,19 +192,12 @@ def home_of(fabric: sublet.Fabric) -> str:
     return home
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.05)
-
-
 def preempt(fabric: sublet.Fabric) -> None:
     """Take every lease there is."""
     for view in fabric.leases():
         if view.end is None:
             fabric.request("POST", f"/v1/leases/{view.id}/revoke", {"detail": "a test"}, shape=dict)
-    until(lambda: not [view for view in fabric.leases() if view.end is None])
+    until("no lease", lambda: not [view for view in fabric.leases() if view.end is None], PATIENCE_S)
 
 
 @pytest.mark.timeout(300)
@@ -224,7 +217,7 @@ def test_on_a_device_whoever_is_killed_before_an_act_leaves_what_the_law_says(
             step,
             real_weights(step),
         )
-    until(lambda: is_free(fabric))
+    until("a free device", lambda: is_free(fabric), PATIENCE_S)
 
 
 def is_free(fabric: sublet.Fabric) -> bool:
@@ -282,7 +275,7 @@ def test_programs_that_are_frozen_past_their_leases_are_refused_when_they_wake(
     """Each has a job of its own. Others have done its step and one more; nothing of what it does afterwards counts."""
     home = home_of(fabric)
     frozen = {act: freeze(lives, home, tmp_path, act) for act, _, _ in FROZEN}
-    until(lambda: not [view for view in fabric.leases() if view.end is None])
+    until("no lease", lambda: not [view for view in fabric.leases() if view.end is None], PATIENCE_S)
     for act, refused, other in FROZEN:
         pid, place = frozen[act]
         assert lives.live(Life(place=str(place), home=home, steps=3)) == 0

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from sublet import aio
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, NotFound
 from sublet.lease.states import VolumeState
 from tests.commands import run_sublet
-from tests.traces import PUT_AWAY_S
+from tests.traces import PUT_AWAY_S, until
 
 SIZE: Final = "4MiB"
 
@@ -46,13 +46,6 @@ def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "SUBLET_HOME": str(home)}
     done = run_sublet(*words, env=environment, timeout=60)
     return subprocess.CompletedProcess(words, done.status, done.out.decode(), done.err.decode())
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PUT_AWAY_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
 
 
 def is_kept(fabric: sublet.Fabric, name: str) -> bool:
@@ -80,7 +73,7 @@ def test_what_is_written_under_a_name_is_found_again_whole_by_the_next_lease(fab
         assert reads(block, "one")
         assert block.devices[0].amount == 4 << 20
         assert block.epoch > live.epoch
-    until(lambda: is_kept(fabric, "plain"))
+    until("a volume that was put away", lambda: is_kept(fabric, "plain"), PUT_AWAY_S)
     with pytest.raises(InvalidRequest, match="4MiB, and 8MiB were asked for"):
         fabric.block("8MiB", name="plain")
     with pytest.raises(NotFound, match="no volume nothing"):
@@ -94,7 +87,7 @@ def test_attach_takes_a_lease_or_a_volume_by_itself_or_by_name(fabric: sublet.Fa
     assert by_name.id == first.id
     assert by_name.epoch > first.epoch
     by_name.release()
-    until(lambda: is_kept(fabric, "attached"))
+    until("a volume that was put away", lambda: is_kept(fabric, "attached"), PUT_AWAY_S)
     with fabric.attach(fabric.volume("attached")) as again:
         assert again.id != first.id
         assert reads(again, "two")
@@ -122,32 +115,33 @@ def test_the_same_with_asyncio(home: Path) -> None:
 def test_what_is_given_up_is_off_the_disk_and_its_name_is_free(fabric: sublet.Fabric, home: Path) -> None:
     with fabric.block(SIZE, name="gone") as block:
         write(block, "three")
-    until(lambda: is_kept(fabric, "gone"))
+    until("a volume that was put away", lambda: is_kept(fabric, "gone"), PUT_AWAY_S)
     folder = home / "blocks/named/local/gone"
     assert folder.exists()
     fabric.remove_volume("gone")
-    until(lambda: "gone" not in [volume.name for volume in fabric.volumes()])
+    until("a volume that is gone", lambda: "gone" not in [volume.name for volume in fabric.volumes()], PUT_AWAY_S)
     assert not folder.exists()
     with pytest.raises(NotFound):
         fabric.remove_volume("gone")
     with fabric.block("8MiB", name="gone") as block:
         assert block.devices[0].amount == 8 << 20
-    until(lambda: "gone" not in [volume.name for volume in fabric.volumes()])  # nothing was written into it
+    # Nothing was written into it.
+    until("a volume that is gone", lambda: "gone" not in [volume.name for volume in fabric.volumes()], PUT_AWAY_S)
 
 
 def test_the_command_line_shows_checks_and_removes(fabric: sublet.Fabric, home: Path) -> None:
     made = run(home, "run", "--block", SIZE, "--name", "shown", "--", "sh", "-c", "echo 1 > $SUBLET_BLOCK/x")
     assert made.returncode == 0, made.stderr
-    until(lambda: is_kept(fabric, "shown"))
+    until("a volume that was put away", lambda: is_kept(fabric, "shown"), PUT_AWAY_S)
     views: list[dict[str, Any]] = json.loads(run(home, "volume", "ls", "--json").stdout)
     (view,) = [view for view in views if view["name"] == "shown"]
     assert (view["state"], view["size"], view["lease"]) == ("retained", 4 << 20, None)
     assert json.loads(run(home, "volume", "show", "shown", "--json").stdout)["name"] == "shown"
     checked = run(home, "volume", "verify", "shown", "--json")
     assert (checked.returncode, json.loads(checked.stdout)[0]["ok"]) == (0, True), checked.stderr
-    until(lambda: is_kept(fabric, "shown"))
+    until("a volume that was put away", lambda: is_kept(fabric, "shown"), PUT_AWAY_S)
     assert run(home, "volume", "rm", "shown").returncode == 0
-    until(lambda: "shown" not in [volume.name for volume in fabric.volumes()])
+    until("a volume that is gone", lambda: "shown" not in [volume.name for volume in fabric.volumes()], PUT_AWAY_S)
     audit = run(home, "audit", "log", "--lines", "50").stdout  # and it says of which volume
     assert re.search(r"operator:local +volume_removing +local shown ", audit), audit
     assert re.search(r"office +volume_removed +local shown ", audit), audit
@@ -187,7 +181,8 @@ def test_what_was_last_saved_is_copied_while_its_holder_goes_on(fabric: sublet.F
         sublet.Durable(too_large, block).checkpoint()
         with pytest.raises(CapacityExceeded, match=r"the copy needs 3\.\d*MiB, and the volume has room for"):
             fabric.copy_volume("original", "small", size="960KiB")
-    until(lambda: "small" not in [volume.name for volume in fabric.volumes()])  # nothing was written there
+    # Nothing was written there.
+    until("a volume that is gone", lambda: "small" not in [volume.name for volume in fabric.volumes()], PUT_AWAY_S)
 
     async def awaited() -> int:
         async with await aio.connect(home=home) as there:
@@ -220,10 +215,10 @@ def test_a_volume_survives_the_kill_of_its_supervisor_and_of_the_office(tmp_path
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
         with sublet.connect(home=home) as fabric:
-            until(lambda: fabric.volume("kept").name == "kept")
+            until("an office that answers", lambda: fabric.volume("kept").name == "kept", PUT_AWAY_S)
             with contextlib.suppress(NotFound, LeaseNotActive):  # the program above may have given it back after all
                 fabric.attach(block.id).release()
-            until(lambda: is_kept(fabric, "kept"))
+            until("a volume that was put away", lambda: is_kept(fabric, "kept"), PUT_AWAY_S)
             with fabric.block(name="kept") as again:
                 assert reads(again, "four")
     finally:

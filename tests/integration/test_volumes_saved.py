@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,24 +17,18 @@ from unittest.mock import ANY
 import pytest
 
 import sublet
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from tests.traces import PATIENCE_S, PUT_AWAY_S, until
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    home = tmp_path_factory.mktemp("home")
-    yield home
-    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+def home(one_device: Path) -> Path:
+    return one_device
 
 
 @pytest.fixture(scope="module")
 def fabric(home: Path) -> Iterator[sublet.Fabric]:
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
     with sublet.connect(home=home) as made:
         yield made
-        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
 
 
 def count_up(by: int) -> Any:
