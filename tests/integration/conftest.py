@@ -30,8 +30,8 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state folder of an office with two host devices of 1 GiB."""
-    with _office(tmp_path_factory, "2x1GiB") as home:
+    """The state folder of an office with two host devices of 4 GiB."""
+    with _office(tmp_path_factory, "2x4GiB") as home:
         yield home
 
 

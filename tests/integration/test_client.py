@@ -20,7 +20,7 @@ import pytest
 
 import sublet
 from sublet.client.home import runtime_dir, socket_path
-from sublet.client.office import answers, ensure_office
+from sublet.client.office import answers
 from sublet.wire.http import TenantToken
 from tests.traces import supervisor_of
 
@@ -42,18 +42,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
     end_office(tmp_path / "home")
 
 
-@pytest.fixture(scope="module")
-def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An office with two host devices of 4 GiB, for the tests that leave it as they found it."""
-    folder = tmp_path_factory.mktemp("shared") / "home"
-    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "2x4GiB"))
-    yield folder
-    end_office(folder)
-
-
 @pytest.fixture
-def fabric(shared_home: Path) -> Iterator[sublet.Fabric]:
-    with sublet.connect(home=shared_home) as found:
+def fabric(two_devices: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=two_devices) as found:
         yield found
 
 
@@ -253,10 +244,10 @@ def test_a_notice_is_heard_and_the_end_has_its_reason(fabric: sublet.Fabric) -> 
     assert (lease.end.reason, lease.end.detail) == (sublet.EndReason.OPERATOR, "maintenance")
 
 
-def test_attaching_fences_whoever_held_it(fabric: sublet.Fabric, shared_home: Path) -> None:
+def test_attaching_fences_whoever_held_it(fabric: sublet.Fabric, two_devices: Path) -> None:
     """From another program, by the id alone."""
     lease = fabric.gpu(min_vram="1GiB", renew="always")
-    with sublet.connect(home=shared_home) as other, other.attach(lease.id) as taken:
+    with sublet.connect(home=two_devices) as other, other.attach(lease.id) as taken:
         assert taken.epoch > lease.epoch
         until(lambda: lease.end)
         with pytest.raises(sublet.LeaseNotActive, match="newer epoch"):
@@ -279,7 +270,7 @@ def test_a_dropped_lease_is_given_back_with_a_warning(fabric: sublet.Fabric) -> 
     until(lambda: not fabric.leases())
 
 
-def test_a_fabric_that_is_dropped_leaves_nothing_open(shared_home: Path) -> None:
+def test_a_fabric_that_is_dropped_leaves_nothing_open(two_devices: Path) -> None:
     """Neither sockets nor a thread, nor a lease that was dropped with it."""
     done = run(
         """
@@ -296,26 +287,26 @@ def test_a_fabric_that_is_dropped_leaves_nothing_open(shared_home: Path) -> None
         with sublet.connect() as fabric:
             print([view.status for view in fabric.leases() if view.end is None])
         """,
-        shared_home,
+        two_devices,
     )
     assert (done.stdout.split(), done.stderr) == (["1", "[]"], "")
 
 
-def test_a_lease_that_is_left_lives_on(fabric: sublet.Fabric, shared_home: Path) -> None:
+def test_a_lease_that_is_left_lives_on(fabric: sublet.Fabric, two_devices: Path) -> None:
     done = run(
         """
         import sublet
         with sublet.connect() as fabric:
             print(fabric.gpu(min_vram="1GiB").leave())
         """,
-        shared_home,
+        two_devices,
     )
     assert done.stderr == ""
     until(lambda: [view.id for view in fabric.leases()] == [done.stdout.strip()])  # without what is torn down just now
     fabric.attach(done.stdout.strip()).release()
 
 
-def test_a_program_that_ends_gives_back_what_it_holds(fabric: sublet.Fabric, shared_home: Path) -> None:
+def test_a_program_that_ends_gives_back_what_it_holds(fabric: sublet.Fabric, two_devices: Path) -> None:
     done = run(
         """
         import sublet
@@ -323,7 +314,7 @@ def test_a_program_that_ends_gives_back_what_it_holds(fabric: sublet.Fabric, sha
         lease = fabric.gpu(min_vram="1GiB", ttl="10m")
         raise SystemExit(3)
         """,
-        shared_home,
+        two_devices,
     )
     assert (done.returncode, done.stderr) == (3, "")
     until(lambda: not fabric.leases())
@@ -350,7 +341,7 @@ def test_the_end_of_a_program_is_not_held_up_by_an_office_that_hangs(home: Path)
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_fork_has_nothing_of_its_parents(fabric: sublet.Fabric, shared_home: Path) -> None:
+def test_a_fork_has_nothing_of_its_parents(fabric: sublet.Fabric, two_devices: Path) -> None:
     """It can neither renew nor end the parent's leases, by accident or by exit, but it can acquire its own."""
     program = """
         import os, time, warnings
@@ -374,7 +365,7 @@ def test_a_fork_has_nothing_of_its_parents(fabric: sublet.Fabric, shared_home: P
             lease.check()
             print(fabric.lease(lease.id).status)
         """
-    done = run(program, shared_home)
+    done = run(program, two_devices)
     assert done.stderr == ""
     told = done.stdout.splitlines()
     assert "belongs to the process that acquired it" in told[0]
@@ -535,9 +526,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert isinstance(refused(fabric, **asked), kind)
 
 
-def test_another_tenants_lease_looks_like_none(fabric: sublet.Fabric, shared_home: Path) -> None:
+def test_another_tenants_lease_looks_like_none(fabric: sublet.Fabric, two_devices: Path) -> None:
     """Whatever is asked of it, the answer is that of an id that never was."""
-    with make_tenant(shared_home) as stranger, fabric.gpu(min_vram="1GiB") as lease:
+    with make_tenant(two_devices) as stranger, fabric.gpu(min_vram="1GiB") as lease:
         for ask in (stranger.lease, stranger.attach):
             told = []
             for lease_id in (lease.id, "l-0000000000000000"):
@@ -549,13 +540,13 @@ def test_another_tenants_lease_looks_like_none(fabric: sublet.Fabric, shared_hom
         assert lease.status is sublet.LeaseStatus.ACTIVE
 
 
-def test_a_token_that_is_not_known_is_refused(shared_home: Path) -> None:
-    with sublet.connect(home=shared_home, token="sublet_nobody") as fabric, pytest.raises(sublet.Unauthorized):
+def test_a_token_that_is_not_known_is_refused(two_devices: Path) -> None:
+    with sublet.connect(home=two_devices, token="sublet_nobody") as fabric, pytest.raises(sublet.Unauthorized):
         fabric.status()
 
 
-def test_a_quota_is_told_as_such(shared_home: Path) -> None:
-    with make_tenant(shared_home, quota={"gpus": 1}) as small:
+def test_a_quota_is_told_as_such(two_devices: Path) -> None:
+    with make_tenant(two_devices, quota={"gpus": 1}) as small:
         held = small.gpu(min_vram="1GiB")
         with pytest.raises(sublet.QuotaExceeded):
             small.gpu(min_vram="1GiB", wait=0)

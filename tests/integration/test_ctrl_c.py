@@ -8,15 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 import sublet
-from sublet.client.office import ensure_office
-from tests.integration.test_client import end_office
 from tests.traces import until
 
 ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "0")) // 10 or 2
@@ -68,11 +65,8 @@ time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("ctrl-c") / "home"
-    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "1x4GiB"))
-    yield folder
-    end_office(folder)
+def home(one_device: Path) -> Path:
+    return one_device
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from sublet import aio
 from sublet.client.home import socket_path
 from sublet.wire.http import LeaseView
 from tests.integration.test_client import home as home
-from tests.integration.test_client import shared_home as shared_home
 from tests.integration.test_client import until
 
 PROMPT_S = 60.0
@@ -61,10 +60,10 @@ Begin = Callable[..., Program]
 
 
 @pytest.fixture
-def begin(shared_home: Path) -> Iterator[Begin]:
+def begin(two_devices: Path) -> Iterator[Begin]:
     begun: list[Program] = []
 
-    def program(code: str, home: Path = shared_home) -> Program:
+    def program(code: str, home: Path = two_devices) -> Program:
         begun.append(Program(code, home))
         return begun[-1]
 
@@ -74,8 +73,8 @@ def begin(shared_home: Path) -> Iterator[Begin]:
 
 
 @pytest.fixture
-def fabric(shared_home: Path) -> Iterator[sublet.Fabric]:
-    with sublet.connect(home=shared_home) as found:
+def fabric(two_devices: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=two_devices) as found:
         yield found
 
 
@@ -202,7 +201,7 @@ def test_the_office_goes_and_comes_back(home: Path, begin: Begin) -> None:
         assert reason(ends(fabric, kept)) == "holder_gone", "and watched on"
 
 
-def test_the_same_with_asyncio(fabric: sublet.Fabric, shared_home: Path, begin: Begin) -> None:
+def test_the_same_with_asyncio(fabric: sublet.Fabric, two_devices: Path, begin: Begin) -> None:
     program = begin("""
         import asyncio
         from sublet import aio
@@ -225,7 +224,7 @@ def test_the_same_with_asyncio(fabric: sublet.Fabric, shared_home: Path, begin: 
         assert goes_on(fabric, lease)
 
     async def take_over() -> None:
-        async with await aio.connect(home=shared_home) as mine:
+        async with await aio.connect(home=two_devices) as mine:
             for lease in (free, left):
                 taken = await mine.attach(lease)
                 assert (await mine.lease(lease)).bound_to == os.getpid()
@@ -238,7 +237,7 @@ def test_the_same_with_asyncio(fabric: sublet.Fabric, shared_home: Path, begin: 
     asyncio.run(take_over())
 
 
-def test_what_cannot_be_seen_is_bound_to_nothing(fabric: sublet.Fabric, shared_home: Path) -> None:
+def test_what_cannot_be_seen_is_bound_to_nothing(fabric: sublet.Fabric, two_devices: Path) -> None:
     """A caller that names another pid than its own (a proxy does), and one without any: their leases end by time."""
     wants = [{"kind": "memory", "amount": 1 << 20}]
     for pid in (os.getpid() + 1, 0, -1, None):
@@ -249,13 +248,13 @@ def test_what_cannot_be_seen_is_bound_to_nothing(fabric: sublet.Fabric, shared_h
 
 
 @pytest.mark.parametrize("how", ["keep-alive", "close"])
-def test_plain_http_may_ask_for_it(fabric: sublet.Fabric, shared_home: Path, how: str) -> None:
+def test_plain_http_may_ask_for_it(fabric: sublet.Fabric, two_devices: Path, how: str) -> None:
     """By its own pid, on either way through the office's server."""
     wants = [{"kind": "memory", "amount": 1 << 20}]
     body = json.dumps({"request_id": os.urandom(4).hex(), "wants": wants, "holder_pid": os.getpid()}).encode()
     head = f"POST /v1/leases HTTP/1.1\r\nhost: o\r\nconnection: {how}\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(socket_path(shared_home)))
+        sock.connect(str(socket_path(two_devices)))
         sock.sendall(head.encode() + body)
         with http.client.HTTPResponse(sock) as answer:  # its head and its body may come one after the other
             answer.begin()
@@ -279,7 +278,7 @@ def test_a_process_that_runs_another_program_is_the_same_holder(fabric: sublet.F
     assert reason(ends(fabric, lease)) == "holder_gone"
 
 
-def test_hundreds_of_leases_of_one_program_end_together(fabric: sublet.Fabric, shared_home: Path, begin: Begin) -> None:
+def test_hundreds_of_leases_of_one_program_end_together(fabric: sublet.Fabric, two_devices: Path, begin: Begin) -> None:
     """They share one descriptor in the office."""
     pid = fabric.status().pid
     before = len(os.listdir(f"/proc/{pid}/fd"))

@@ -35,7 +35,7 @@ def test_what_it_has_itself_counts_as_free(fabric: sublet.Fabric) -> None:
 def test_a_refusal_leaves_the_present_lease(fabric: sublet.Fabric) -> None:
     with fabric.gpu(min_vram="32MiB") as old:
         with pytest.raises(CapacityExceeded):
-            fabric.gpu(min_vram="2GiB", replaces=old)
+            fabric.gpu(min_vram="8GiB", replaces=old)
         with pytest.raises(InvalidRequest, match="is not a lease"):
             fabric.gpu(min_vram="32MiB", replaces="l-1")  # type: ignore[arg-type]
         assert old.end is None
