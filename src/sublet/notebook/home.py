@@ -40,7 +40,9 @@ CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSe
 holder there."""
 RLOCK: Final = type(threading.RLock())
 LOCKS: Final = frozenset({type(threading.Lock()), RLOCK})
-BOUND_TO_PROCESS: Final = (subprocess.Popen, concurrent.futures.Future, logging.Handler, threading.Thread)
+BOUND_TO_PROCESS: Final = (
+    *(subprocess.Popen, concurrent.futures.Future, logging.Handler, threading.Thread, weakref.finalize),
+)
 """What belongs to its process, for as long as it runs or always."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
 READ_ANY: Final = frozenset({"eval", "exec", "globals"})
@@ -199,6 +201,8 @@ class HomeRules(EncodingRules):
                 raise ReductionRefused("a future that is not done")
             case logging.Handler():
                 raise ReductionRefused("a handler of logging")
+            case weakref.finalize() if value.alive:  # who calls it is the process that has noted it
+                raise ReductionRefused("a finalizer of weakref")
             case threading.Thread() if value.is_alive():
                 raise ReductionRefused("a running thread")
             case threading.Thread():

@@ -136,6 +136,13 @@ RESOURCES: list[Kind] = [
         "x['a'] is y",
     ),
     refused(
+        "a finalizer",
+        "import weakref\nclass C: pass\ny = C(); x = weakref.finalize(y, print)",
+        "a finalizer of weakref",
+        "x.alive",
+        close="x.detach()",
+    ),
+    refused(
         "a set of weak references",
         "import weakref\nclass C: pass\ny = C(); x = weakref.WeakSet([y])",
         "a set of weak references",
@@ -243,5 +250,13 @@ LIBRARIES: list[Kind] = [
         "x.mapping == {'a': '1'}",
         "x.mapping['b'] = '2'",
         "x.mapping['b'] == '2'",
+    ),
+    travels(
+        "a model of pydantic that is generic",
+        "from typing import Generic, TypeVar\nfrom pydantic import BaseModel\nT = TypeVar('T')\n"
+        "class M(BaseModel, Generic[T]):\n    a: list[T]\nx = M[int](a=[1])",
+        "isinstance(x, M[int]) and type(x) is M[int] and isinstance(x, M) and not isinstance(x, M[str])",
+        "x.a.append(2)",
+        "x.a == [1, 2] and type(x) is M[int] and type(M[int](a=[])) is type(x)",
     ),
 ]

@@ -12,6 +12,7 @@ import copyreg
 import enum
 import functools
 import importlib
+import operator
 import os
 import re
 import struct
@@ -269,6 +270,8 @@ class EncodingRules:
     def _class(self, value: type) -> Any:
         if found_by_name(value) or (not value.__flags__ & HEAP_TYPE and value not in UNNAMED):
             return NotImplemented  # what is defined in C, pickle finds or refuses
+        if (parameters := _parameters_of(value)) is not None:
+            return operator.getitem, parameters
         reduced = self._cloudpickle().reducer_override(value)
         if len(reduced) < 6:
             return reduced
@@ -729,6 +732,16 @@ def has_plain_state(kind: type) -> bool:
 
 
 _BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
+
+
+def _parameters_of(kind: type) -> tuple[Any, Any] | None:
+    """Of a model of pydantic that is a generic one with parameters, as ``Box[int]`` is: that one, and the parameters.
+    Pydantic keeps those that it has made, so ``Box[int]`` is the same class wherever a program writes it; one that was
+    put together by value would be another."""
+    said = vars(kind).get("__pydantic_generic_metadata__")
+    if not isinstance(said, dict) or said.get("origin") is None:
+        return None
+    return said["origin"], said["args"]
 
 
 def _is_pickled_as(kind: type, base: type) -> bool:
