@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import sys
 import types
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 
 from sublet.notebook.additions import Additions
+from tests.notebook.sides import Notebook, Other
 
 
 class Shell:
@@ -52,9 +55,12 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
             if name in vars(kind):
                 delattr(kind, name)
             kind._accessors.discard(name)
+    logging.getLogger("added_").handlers.clear()
 
 
 POINT = "class Point: pass\ndef show(point): return 'a point'\n"
+LOGGER = "import logging\nlogger = logging.getLogger('added_')\n"
+HANDLER = LOGGER + "class Records(logging.Handler):\n    def emit(self, record): pass\nlogger.addHandler(Records())"
 MODULE = "import types, sys\nhelpers = types.ModuleType('helpers_')\nhelpers.f = lambda: 1\n"
 
 
@@ -84,6 +90,17 @@ MODULE = "import types, sys\nhelpers = types.ModuleType('helpers_')\nhelpers.f =
             "sys.modules['helpers_'].f = helpers.f; del helpers",
             "helpers_ was put into sys.modules",
         ),
+        (HANDLER, "the Records of logger added_ was added in the notebook"),
+        (LOGGER + "logger.addHandler(logging.handlers.MemoryHandler(9))", "the MemoryHandler of logger added_ was"),
+        (
+            LOGGER + "import io\nout = io.StringIO()\nlogger.addHandler(logging.StreamHandler(out))",
+            "the StreamHandler of",
+        ),
+        (
+            LOGGER + "class Short(logging.Formatter): pass\nhandler = logging.StreamHandler()\n"
+            "handler.setFormatter(Short()); logger.addHandler(handler); del handler",
+            "the StreamHandler of logger added_",
+        ),
     ],
 )
 def test_what_is_added_is_named_with_the_way_out(rig: Rig, source: str, said: str) -> None:
@@ -112,6 +129,8 @@ def test_many_are_named_in_one_sentence(rig: Rig) -> None:
         "formatters['text/html'].for_type(int, repr)",
         "import pandas as pd\nframe = pd.DataFrame({'a': [1]})\nframe.plot",
         "import pandas as pd\n@pd.api.extensions.register_series_accessor('geo_')\nclass Geo: pass",
+        LOGGER + "logger.addHandler(logging.StreamHandler())",
+        LOGGER + "logger.addHandler(logging.NullHandler())",
     ],
 )
 def test_what_libraries_add_and_what_is_only_an_object_is_not_named(rig: Rig, source: str) -> None:
@@ -158,3 +177,21 @@ def test_what_is_changed_in_place_between_two_cells_is_seen(rig: Rig) -> None:
     (said,) = rig.news()
     assert "the text/html printer of int" in said
     assert rig.news() == []
+
+
+@pytest.mark.parametrize("source", [HANDLER, MODULE + "sys.modules['helpers_'] = helpers"])
+def test_what_a_cell_on_the_device_has_added_is_named_after_it_unless_the_notebook_has_it(
+    rig: Rig, other: Other, source: str
+) -> None:
+    notebook = Notebook(other)
+    assert notebook.there("x = 1") is None
+    assert notebook.came.added == ()
+    assert notebook.there(source) is None
+    (one,) = rig.additions.left(notebook.came.added)
+    assert "on the device" in one
+    assert one.endswith("without %%gpu, too")
+    added = notebook.came.added
+    assert notebook.there("x = 2") is None
+    assert notebook.came.added == ()
+    rig.here(source)
+    assert rig.additions.left(added) == []

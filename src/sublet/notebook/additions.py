@@ -1,4 +1,4 @@
-"""Names what the notebook added to the shell, pandas or Python's modules and the device lacks.
+"""Names what was added to the shell, pandas, loggers or Python's modules on one side and the other lacks.
 
 ``formatters["text/html"].for_type(Point, show)`` tells the shell of this process how to show a ``Point``;
 ``sys.modules["helpers"] = module`` is known to this interpreter alone, and a magic to its shell. A transfer writes into
@@ -9,18 +9,21 @@ Only what the notebook itself has made is looked at: what libraries add at their
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from sublet.notebook.settings.process import stream_handler
 from sublet.state.transfer.names import MAINS
 
 MAIN: Final = "__main__"
 PANDAS: Final = ("DataFrame", "Series", "Index")
+OF_LIBRARIES: Final = (logging.StreamHandler, logging.NullHandler)
 NAMED_MAX: Final = 5
 """Of one sort; more are counted."""
 
@@ -51,8 +54,21 @@ _SAYS: Final = {
         re.compile(r"\bmodules\s*\["),
         "{} put into sys.modules in the notebook; the device cannot import {}: put {} there in a %%gpu cell, too",
     ),
+    "handler": (
+        re.compile(r"\b(addHandler|basicConfig|dictConfig|fileConfig)\b"),
+        "{} added in the notebook; what a cell on the device logs does not reach {}: add {} in a %%gpu cell, too",
+    ),
 }
 """By sort: the words of a cell that adds it itself, and what is said."""
+_BEFORE: Final = {sort: text for sort, (_, text) in _SAYS.items()}
+_SAYS_AFTER: Final = {
+    "printer": "{} added on the device; the notebook does not use {}: add {} in a cell without %%gpu, too",
+    "accessor": "{} added to pandas on the device, and not in the notebook: run what adds {} without %%gpu, too",
+    "magic": "{} defined on the device; the notebook does not know {}: define {} in a cell without %%gpu, too",
+    "module": "{} put into sys.modules on the device; the notebook cannot import {}: put {} there without %%gpu, too",
+    "handler": "{} added on the device; what the notebook logs does not reach {}: add {} without %%gpu, too",
+}
+"""The same of what a cell on the device has added."""
 
 
 class Additions:
@@ -81,23 +97,33 @@ class Additions:
     def news(self, cell: str) -> list[str]:
         """What is to be said before ``cell`` runs on a device."""
         self._there |= {sort for sort, (words, _) in _SAYS.items() if words.search(cell)}
-        by_sort: dict[str, list[str]] = {}
+        return _sentences(_BEFORE, [one for one in self.fresh() if one[0] not in self._there])
+
+    def left(self, there: Collection[tuple[str, str]]) -> list[str]:
+        """What is to be said after a cell on the device, whose process has these, and had not."""
+        if not there:
+            return []
+        self._look_at_modules()
+        here = {(one.sort, one.name) for one in self._found()}
+        return _sentences(_SAYS_AFTER, [one for one in there if one not in here])
+
+    def fresh(self) -> list[tuple[str, str]]:
+        """Sort and name of what was not here when this was last asked."""
         seen = self._identities()
         if seen == self._seen:
             return []
         self._seen = seen
+        found = []
         for one in self._found():
             key = one.sort, one.name, id(one.holder)
-            if one.sort not in self._there and key not in self._told:
+            if key not in self._told:
                 self._told.add(key)
-                by_sort.setdefault(one.sort, []).append(one.name)
-        return [_sentence(sort, names) for sort, names in by_sort.items()]
+                found.append((one.sort, one.name))
+        return found
 
     def _identities(self) -> list[int]:
         """Of all that could be an addition. To look at each takes 3 ms where torch is imported; this takes a tenth."""
-        modules = list(sys.modules.values())
-        if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
-            self._modules, self._made, self._looks = modules, list(_made_modules()), self._looks + 1
+        self._look_at_modules()
         found = list(map(id, _accessors().values()))
         for formatter in self._formatters().values():
             for printers in formatter.type_printers, formatter.deferred_printers:
@@ -106,7 +132,13 @@ class Additions:
             found += map(id, list(named.values()))
         for _, module in self._made:
             found += map(id, list(vars(module).values()))
+        found += [id(handler) for _, handler in _handlers()]
         return [self._looks, *found, *(_bound_modules() if self._made else ())]
+
+    def _look_at_modules(self) -> None:
+        modules = list(sys.modules.values())
+        if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
+            self._modules, self._made, self._looks = modules, list(_made_modules()), self._looks + 1
 
     def _found(self) -> Iterator[Addition]:
         yield from self._printers()
@@ -120,6 +152,10 @@ class Additions:
         for name, module in self._made:
             if id(module) in bound or any(map(_is_own, list(vars(module).values()))):
                 yield Addition("module", name, module)
+        named = {id(value) for value in list(vars(sys.modules[MAIN]).values())}
+        for name, handler in _handlers():
+            if _is_handler_of_notebook(handler, named):
+                yield Addition("handler", f"the {type(handler).__name__} of logger {name}", handler)
 
     def _formatters(self) -> dict[str, Any]:
         return getattr(getattr(self._shell, "display_formatter", None), "formatters", None) or {}
@@ -157,6 +193,27 @@ def _accessors() -> dict[str, Any]:
     return found
 
 
+def _handlers() -> Iterator[tuple[str, logging.Handler]]:
+    """Of all loggers."""
+    loggers: dict[str, Any] = {"root": logging.root, **logging.root.manager.loggerDict}
+    for name, logger in loggers.items():
+        for handler in getattr(logger, "handlers", ()):
+            yield name, handler
+
+
+def _is_handler_of_notebook(handler: logging.Handler, named: Set[int]) -> bool:
+    """Whether a cell has added it. Of Python's own classes libraries add none but those for a stream or for nothing
+    when they are imported. ``named``: ids of what the notebook has under a name."""
+    if stream_handler(handler) is not None:  # a setting, which crosses
+        return False
+    if any(map(_is_own, (type(handler), type(handler.formatter), *map(type, handler.filters), *handler.filters))):
+        return True
+    if type(handler).__module__ in ("logging", "logging.handlers") and type(handler) not in OF_LIBRARIES:
+        return True
+    stream = getattr(handler, "stream", None)
+    return id(handler) in named or (stream is not None and id(stream) in named)
+
+
 def _made_modules() -> Iterator[tuple[str, ModuleType]]:
     """Modules that no import has made."""
     for name, module in list(sys.modules.items()):
@@ -178,11 +235,19 @@ def _is_own(value: Any) -> bool:
     return getattr(made, "__module__", None) == MAIN and isinstance(made, FunctionType | MethodType | type)
 
 
-def _sentence(sort: str, names: list[str]) -> str:
+def _sentences(says: Mapping[str, str], added: Iterable[tuple[str, str]]) -> list[str]:
+    """One for each sort."""
+    by_sort: dict[str, list[str]] = {}
+    for sort, name in added:
+        by_sort.setdefault(sort, []).append(name)
+    return [_sentence(says[sort], names) for sort, names in by_sort.items()]
+
+
+def _sentence(text: str, names: list[str]) -> str:
     shown = names[:NAMED_MAX]
     more = len(names) - len(shown)
     listed = ", ".join(shown) + (f" and {more} more" if more else "")
     is_one = len(names) == 1
     what = f"{listed} {'was' if is_one else 'were'}"
     them = "it" if is_one else "them"
-    return _SAYS[sort][1].format(what, them, them)
+    return text.format(what, them, them)

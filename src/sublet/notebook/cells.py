@@ -536,6 +536,8 @@ class Cells:
             busy_s = taking_s - began_s - (self._stood_s - stood_s)
             for name in self._replaced.left(python):
                 say(self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too")
+            for said in self._additions.left(came.out.added):
+                say(self.shell, said)
             self._tell_problems()
         except _Early:
             raise KeyboardInterrupt from None

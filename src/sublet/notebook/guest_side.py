@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from sublet.compute.behind import afterwards, run_cell
 from sublet.errors import Unpicklable
 from sublet.notebook import guest_persistence, on_demand
+from sublet.notebook.additions import Additions
 from sublet.notebook.counting import has_too_many
 from sublet.notebook.environment import CellEnvironment, Changes
 from sublet.notebook.home import HomeRules
@@ -66,6 +67,7 @@ _heard, _heard_steady = Heard(), Heard()
 _results: Final[set[str]] = set()
 """Names under which the shell here keeps what the last cell gave."""
 _surroundings: CellEnvironment | None = None
+_additions: Additions | None = None
 
 
 def place(
@@ -241,6 +243,7 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
         found = _collected(space, set(every), only, room)
         found.surroundings = changes
         found.flags = compiler_flags()
+        found.added = tuple(_additions_here().fresh())
         return found
     finally:
         _bound.noted(space.names, (*every, f"_{_before.number}"))
@@ -359,6 +362,15 @@ def surroundings_here() -> CellEnvironment:
             shell.events.register("pre_run_cell", lambda _: surroundings_here().enter())
             shell.events.register("post_run_cell", lambda _: surroundings_here().leave())
     return _surroundings
+
+
+def _additions_here() -> Additions:
+    """What cells add to this process; looked for from the first cell on."""
+    global _additions
+    if _additions is None:
+        interpreter = sys.modules.get("IPython")
+        _additions = Additions(None if interpreter is None else interpreter.get_ipython())
+    return _additions
 
 
 def seen() -> Space:

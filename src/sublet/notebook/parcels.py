@@ -108,6 +108,8 @@ class Outgoing:
     """What may have changed and is not looked at yet."""
     surroundings: Changes | None = None
     """Random states and settings that have changed."""
+    added: tuple[tuple[str, str], ...] = ()
+    """What the cell has added to its process beside variables: sort and name of each."""
 
     @property
     def nbytes(self) -> int:

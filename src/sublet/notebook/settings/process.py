@@ -361,13 +361,13 @@ def _stream_handlers() -> Entries:
     found = {}
     for name, one in loggers.items():
         if (handlers := getattr(one, "handlers", ())) and (
-            said := tuple(data for handler in handlers if (data := _handler_data(handler)) is not None)
+            said := tuple(data for handler in handlers if (data := stream_handler(handler)) is not None)
         ):
             found[name] = bool(one.propagate), said
     return found
 
 
-def _handler_data(handler: logging.Handler) -> StreamHandler | None:
+def stream_handler(handler: logging.Handler) -> StreamHandler | None:
     """None: it writes somewhere else, or is more than its stream and its format tell."""
     if type(handler) is not logging.StreamHandler or handler.filters:
         return None
@@ -385,7 +385,7 @@ def _set_stream_handlers(values: Entries, gone: tuple[str, ...]) -> None:
     for name, (hands_on, handlers) in {**values, **dict.fromkeys(gone, (True, ()))}.items():
         logger = logging.getLogger(None if name == "root" else name)
         logger.propagate = hands_on
-        for handler in [one for one in logger.handlers if _handler_data(one) is not None]:
+        for handler in [one for one in logger.handlers if stream_handler(one) is not None]:
             logger.removeHandler(handler)
         for stream, level, (text, date, style) in handlers:
             handler = logging.StreamHandler(getattr(sys, stream))
