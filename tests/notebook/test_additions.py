@@ -138,11 +138,37 @@ def test_what_libraries_add_and_what_is_only_an_object_is_not_named(rig: Rig, so
     assert rig.news() == []
 
 
+PRINTER = ("printer", "the text/html printer of Point")
+ADDS_PRINTER = "get_ipython().display_formatter.formatters['text/html'].for_type(Point, show)"
+
+
 def test_what_a_cell_adds_on_the_device_holds_there_until_the_next_device(rig: Rig) -> None:
     rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
-    assert rig.news("get_ipython().display_formatter.formatters['text/html'].for_type(Point, show)") == []
+    assert rig.news(ADDS_PRINTER) == []
+    assert rig.additions.left([PRINTER]) == []
     assert rig.news() == []
     rig.additions.begin()
+    assert len(rig.news()) == 1
+
+
+def test_what_a_cell_seemed_to_add_on_the_device_and_did_not_is_named_before_the_next(rig: Rig) -> None:
+    rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
+    assert rig.news(f"if False: {ADDS_PRINTER}") == []
+    assert rig.additions.left([]) == []
+    (said,) = rig.news()
+    assert said.startswith(PRINTER[1])
+    assert rig.news() == []
+
+
+def test_one_addition_on_the_device_hides_no_other_of_its_sort(rig: Rig) -> None:
+    assert rig.news(ADDS_PRINTER) == []
+    assert len(rig.additions.left([PRINTER])) == 1
+    rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
+    assert rig.news() == [], "both sides have it now"
+    rig.here("formatters['text/html'].for_type(int, show)")
+    (said,) = rig.news()
+    assert said.startswith("the text/html printer of int was added in the notebook")
+    rig.here("formatters['text/html'].for_type(Point, lambda point: 'another')")
     assert len(rig.news()) == 1
 
 

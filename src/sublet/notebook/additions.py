@@ -77,8 +77,10 @@ class Additions:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._told: set[tuple[str, str, int]] = set()
-        self._there: set[str] = set()
-        """Sorts that cells have added on the present device, which nothing here can look into."""
+        self._there: set[tuple[str, str]] = set()
+        """Sort and name of what cells have added on the present device, and the notebook has not."""
+        self._doubtful: list[tuple[str, str]] = []
+        """What the notebook has, and a cell is going to add on the device, as it seems from its words."""
         self._modules: list[Any] = []
         """All modules, as they were looked at last."""
         self._looks = 0
@@ -91,13 +93,19 @@ class Additions:
     def begin(self) -> None:
         """There is another device."""
         self._there.clear()
+        self._doubtful.clear()
         self._told.clear()
         self._seen.clear()
 
     def news(self, cell: str) -> list[str]:
         """What is to be said before ``cell`` runs on a device."""
-        self._there |= {sort for sort, (words, _) in _SAYS.items() if words.search(cell)}
-        return _sentences(_BEFORE, [one for one in self.fresh() if one[0] not in self._there])
+        adds = {sort for sort, (words, _) in _SAYS.items() if words.search(cell)}
+        fresh = self.fresh()
+        known = self._there.intersection(fresh)
+        self._there -= known
+        found = [*self._doubtful, *(one for one in fresh if one not in known)]
+        self._doubtful = [one for one in found if one[0] in adds]
+        return _sentences(_BEFORE, [one for one in found if one[0] not in adds])
 
     def left(self, there: Collection[tuple[str, str]]) -> list[str]:
         """What is to be said after a cell on the device, whose process has these, and had not."""
@@ -105,6 +113,8 @@ class Additions:
             return []
         self._look_at_modules()
         here = {(one.sort, one.name) for one in self._found()}
+        self._doubtful = [one for one in self._doubtful if one not in there]
+        self._there.update(one for one in there if one not in here)
         return _sentences(_SAYS_AFTER, [one for one in there if one not in here])
 
     def fresh(self) -> list[tuple[str, str]]:
