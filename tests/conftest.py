@@ -224,12 +224,14 @@ COMPUTES_IN_GUESTS: Final = "tests/notebook/"
 def _say_what_stays_cold(item: pytest.Item) -> None:
     """Seconds of a processor in each office that has guests, for what most of these tests never look at: 2 s for torch,
     0.4 s for figures (in kernels), 0.1 s for numpy. What is warm for all users is so again where a test needs it, or
-    says that it wants an office as its users have it."""
-    if item.get_closest_marker("warm") or {"torch", "warp", "gpu"}.intersection(_needs_of(item)):
+    says that it wants an office as its users have it; or some of it, by name."""
+    mark = item.get_closest_marker("warm")
+    warm = set(mark.args) if mark else set()
+    if (mark and not warm) or {"torch", "warp", "gpu"}.intersection(_needs_of(item)):
         os.environ.pop("SUBLET_COLD", None)
     else:
         numpy = [] if item.nodeid.startswith(COMPUTES_IN_GUESTS) else ["numpy"]
-        os.environ["SUBLET_COLD"] = ",".join((*COLD, *numpy))
+        os.environ["SUBLET_COLD"] = ",".join(name for name in (*COLD, *numpy) if name not in warm)
 
 
 class LeftOut:

@@ -31,7 +31,7 @@ from tests.integration.training_program import FENCED, OVER, Life, real_batch, r
 from tests.traces import until
 from tests.unit.training.stage import batch, uninterrupted
 
-pytestmark = pytest.mark.warm
+pytestmark = pytest.mark.warm("warp", "numpy")
 
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"

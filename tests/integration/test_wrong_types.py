@@ -19,7 +19,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import SubletError
 
-pytestmark = pytest.mark.warm
+pytestmark = pytest.mark.warm("warp", "numpy")
 
 LONG = "x" * 100_000
 WRONG: dict[str, Any] = {
