@@ -16,9 +16,11 @@ import pytest
 
 from sublet.cli import main
 from sublet.cli.doctor import _wrapped
-from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
+from sublet.cli.doctor_devices import check_machine, device_checks, gpu_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
-from sublet.node.agent.nvml import IDLE_SHARE
+from sublet.node.agent.nvml import IDLE_SHARE, survey
+from sublet.node.agent.rehearsal import Rehearsal, RehearsalStep
+from sublet.node.agent.suspend_probe import Ability
 from sublet.node.processes.cgroups import CgroupFinding
 from sublet.node.supervisor.locks import DeviceLocks, all_held
 from sublet.values import GIB
@@ -312,3 +314,34 @@ def test_lines_are_as_wide_as_the_terminal_and_begin_behind_their_subject(monkey
     ]
     assert _wrapped("", 43) == []
     assert _wrapped(text, 60) == [text], "too narrow to be of use"
+
+
+def test_cards_that_failed_with_a_guest_are_told_with_the_guest_they_failed_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that guests of tenants cannot use is lent; one that no guest can use is not."""
+    library = FakeNvml([FakeCard(0), FakeCard(1)])
+    found = survey(library)
+    steps = tuple(RehearsalStep(name=name, took_ns=10_000_000) for name in ("NVML", "cleaning", "guest"))
+    first = Rehearsal(card=found.cards[0].uuid, steps=steps, shows_pids=True, walled="other users cannot read /opt")
+    second = Rehearsal(card=found.cards[1].uuid, steps=steps[:2], failed="a guest could not use it", do="Look.")
+
+    async def tried(cards: object) -> list[Rehearsal]:
+        return [first, second]
+
+    async def suspends(cards: object, nodes: object) -> Ability:
+        return Ability()
+
+    monkeypatch.setattr("sublet.cli.doctor_devices.survey", lambda: found)
+    monkeypatch.setattr("sublet.cli.doctor_devices.device_checks", dict)
+    monkeypatch.setattr("sublet.cli.doctor_devices.rehearse_all", tried)
+    monkeypatch.setattr("sublet.cli.doctor_devices.ability", suspends)
+    checks = gpu_checks()
+    state, text, *more = checks["GPU guests"]()
+    assert (state, bool(more)) == ("note", True)
+    assert f"they could not use {first.card}: other users cannot read /opt" in text
+    state, text, *_ = checks["card 0"]()
+    assert (state, "cleaning 0.01 s, guest 0.01 s" in text) == ("ok", True)
+    state, text, *more = checks["card 1"]()
+    assert (state, more) == ("broken", ["Look."])
+    assert "not lent, a guest could not use it; before that: NVML 0.01 s, cleaning 0.01 s" in text
