@@ -23,7 +23,7 @@ from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import open_driver
 from sublet.guest.launch_counter import CONCURRENT_KERNEL, start_counting
 from sublet.guest.usage_counters import VRAM_VARIABLE
-from sublet.node.agent.clean_card import look, scrub
+from sublet.node.agent.clean_card import read_settings, scrub
 from sublet.values import GIB, MIB, format_size
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
@@ -196,7 +196,7 @@ def scrubbed(uuid: str) -> Sequence[Measured]:
 
 def handed_over(uuid: str) -> Sequence[Measured]:
     """From the end of one tenant's guest to the first kernel of the next one's; beside it the second half alone."""
-    settings = look(uuid).settings
+    settings = read_settings(uuid).settings
 
     def begin() -> None:
         with _session(uuid) as gpu:

@@ -85,7 +85,7 @@ def _copies(fabric: sublet.Fabric, array: Any, size: int) -> float:
         )
     )
     gc.collect()
-    lent_memory.let_go()  # what earlier samples had would be filled again, and not be counted
+    lent_memory.trim()  # what earlier samples had would be filled again, and not be counted
     before = memory_of(os.getpid()).share
     seen: dict[int, int] = {}
     during = 0

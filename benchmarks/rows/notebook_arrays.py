@@ -122,7 +122,7 @@ def _tracks() -> bool:
     import ctypes
 
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    return process_pages().look(address, len(area), 0)[0] > 0
+    return process_pages().written_since(address, len(area), 0)[0] > 0
 
 
 def _against(

@@ -389,7 +389,7 @@ def _tracking(bench: Bench, array: Any, pairs: int) -> list[Figure]:
     after: list[float] = []
     free: list[float] = []
     for number in range(pairs + 1):
-        process_pages().look(buffer.address, buffer.length, 0)
+        process_pages().written_since(buffer.address, buffer.length, 0)
         times = []
         for _ in range(2):
             began = time.perf_counter()

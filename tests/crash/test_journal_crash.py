@@ -31,7 +31,7 @@ from sublet.office.journal.backup import restore
 from sublet.office.journal.history import AuditHistory
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger.bills import Usage, fold, reconcile
-from sublet.office.ledger.budgets import stands
+from sublet.office.ledger.budgets import standing_now
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
@@ -255,4 +255,4 @@ def check_budget(office: SmallOffice, usages: list[Usage]) -> None:
     for budget in office.ledger.state.books.budgets.values():
         bill = fold(usages, by="tenant", rates=office.ledger.state.rates, since_ns=budget.since_wall_ns)
         billed = sum(line.grains for line in bill.lines if line.key == LOCAL_TENANT)
-        assert stands(office.ledger.state, budget, Now(office.ns, WALL_NS + office.ns)).used == billed
+        assert standing_now(office.ledger.state, budget, Now(office.ns, WALL_NS + office.ns)).used == billed

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import GpuSessionEnded
-from sublet.node.agent.clean_card import look
+from sublet.node.agent.clean_card import read_settings
 from sublet.node.agent.nvml import Nvml, survey
 from sublet.values import MIB
 from sublet.wire.cards import CardFound
@@ -84,7 +84,7 @@ def test_the_driver_tells_of_the_card_and_of_who_is_on_it() -> None:
 def test_a_guest_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """What stands between two leases: nobody on the card, memory at rest, all of it overwritten."""
     uuid = first_gpu()
-    settings = look(uuid).settings
+    settings = read_settings(uuid).settings
     with FarEnd(tmp_path, uuid, cap_bytes=2 * LARGE) as far:
         gpu = far.session()
         x = gpu.mem_alloc(LARGE)
@@ -119,7 +119,7 @@ def test_the_probe_sees_it_work() -> None:
 def test_nothing_is_lost_while_somebody_else_has_the_card(helper: Helper, tmp_path: Path) -> None:
     """Suspended; the card is clean, all of it overwritten, and another's; then all is as it was."""
     uuid = first_gpu()
-    settings = look(uuid).settings
+    settings = read_settings(uuid).settings
     with Resident(3 * LARGE + MIB) as resident:
         assert helper.suspend(resident.pid) == {"done": [resident.pid]}
         assert helper.suspend(resident.pid) == {"done": [resident.pid]}, "twice is once"
@@ -159,7 +159,7 @@ def test_the_helper_may_die_in_between() -> None:
 @pytest.mark.gpu
 def test_what_is_killed_while_it_is_suspended_leaves_nothing(helper: Helper) -> None:
     uuid = first_gpu()
-    settings = look(uuid).settings
+    settings = read_settings(uuid).settings
     with Resident(LARGE) as resident:
         assert "done" in helper.suspend(resident.pid)
     found = until_clean(uuid, settings)

@@ -122,7 +122,7 @@ def test_one_gets_it_and_the_other_is_told_who(
     assert told["taken"].startswith(f"{CARD} is lent by the office of ")
     assert f"(pid {first.process.pid}, /srv/ada/sublet, since noon)" in told["taken"]
     assert second.do("take", "GPU-other") == {"held": ["GPU-other"]}, "another device is another matter"
-    assert first.do("let_go") == {"held": []}
+    assert first.do("unlock") == {"held": []}
     assert second.do("take") == {"held": ["GPU-other", CARD]}
     assert "taken" in first.do("take")
 
@@ -180,7 +180,7 @@ def test_of_many_that_come_at_once_never_two_have_it(
         answers = [each.hear() for each in offices]
         assert sum("held" in answer for answer in answers) <= 1, answers
         for each in offices:
-            each.do("let_go", device)
+            each.do("unlock", device)
         assert who_has(device, str(folder), None) is None
         assert "held" in offices[round_ % 4].do("take", device)
 

@@ -248,11 +248,11 @@ def test_an_embedded_office_ends_when_nobody_needs_it(start: Start, tmp_path: Pa
     begun = tmp_path / "begun"  # not sooner: on a machine that is busy the first request may be long in coming
     soon = f"""
 import os
-look = local.Office._look_if_idle
+look = local.Office._end_if_idle
 def looks(self):
     local.IDLE_ENDS_S = 0.2 if os.path.exists({str(begun)!r}) else 600.0
     look(self)
-local.Office._look_if_idle, local.IDLE_LOOK_S = looks, 0.05
+local.Office._end_if_idle, local.IDLE_LOOK_S = looks, 0.05
 """
     office = start(more=soon, options="embedded=True")
     lease = office.acquire("one", ttl=600)["lease"]

@@ -257,7 +257,7 @@ def test_a_guest_whose_grace_has_begun_is_not_made_to_wait(stage: Stage) -> None
     guest = stage.shell("head -c 1000000 /dev/zero")
     following = guest.stdio.attach(reader, lossless=True)
     stage.until(lambda: reader.taken == 10)
-    guest.stdio.hold_no_longer()
+    guest.stdio.stop_blocking()
     stage.until(lambda: guest.has_exited)
     reader.left = PLENTY
     guest.stdio.resume(following)
@@ -275,13 +275,13 @@ def test_a_reader_may_leave_or_make_us_speak_while_it_takes(stage: Stage) -> Non
 
     def leave(stream: int, offset: int, data: bytes) -> None:
         guest.stdio.detach(followings[0])
-        guest.stdio.say("one left")
+        guest.stdio.write_notice("one left")
 
     def talk(stream: int, offset: int, data: bytes) -> None:
         Reading.take(talker, stream, offset, data)
         if stream:
             heard.append(offset)
-            guest.stdio.say("heard")
+            guest.stdio.write_notice("heard")
 
     leaver.take = leave  # type: ignore[method-assign]
     talker.take = talk  # type: ignore[method-assign]
@@ -623,13 +623,13 @@ def test_a_line_of_ours_waits_for_the_end_of_the_guests_line(stage: Stage, monke
     reader = Reading()
     guest = stage.shell("printf half >&2; read x; echo ' whole' >&2; read x", reader=reader)
     stage.until(lambda: reader.all == b"half")
-    guest.stdio.say("the lease ends in 30 s\nsave now")
+    guest.stdio.write_notice("the lease ends in 30 s\nsave now")
     stage.turn_for(0.05)
     assert reader.all == b"half"
     guest.stdio.feed(b"\n")
     stage.until(lambda: reader.got[0])
     assert reader.all == b"half whole\nsublet: the lease ends in 30 s\nsublet: save now\n"
-    guest.stdio.say("at once")
+    guest.stdio.write_notice("at once")
     assert reader.all.endswith(b"sublet: at once\n")
 
 
@@ -638,7 +638,7 @@ def test_a_line_of_ours_does_not_wait_for_ever(stage: Stage, kind: str, end: byt
     reader = Reading()
     guest = stage.shell("printf half >&2; read x", kind=kind, reader=reader)
     stage.until(lambda: reader.all == b"half")
-    guest.stdio.say("now")
+    guest.stdio.write_notice("now")
     stage.until(lambda: reader.got[0])
     assert reader.all == b"half" + end + b"sublet: now" + end
 

@@ -47,12 +47,12 @@ from sublet.node.processes.tree import Trees
 from sublet.node.processes.lease_runtime import LeaseRuntime
 """
 HEARS = """
-hear = Stdio._hear
+hear = Stdio._on_output
 def failing(self, stream, data):
     if b"BREAK" in data:
-        raise RuntimeError("a mistake in _hear")
+        raise RuntimeError("a mistake in _on_output")
     hear(self, stream, data)
-Stdio._hear = failing
+Stdio._on_output = failing
 """
 SIGNALS = """
 seen = Trees.signal_boxed
@@ -159,7 +159,7 @@ def test_the_end_says_why(tmp_path: Path) -> None:
         guest = stage.holder(B, E6).start("sh", "-c", "echo BREAK; exec sleep 1000").guest
         until("its end", lambda: view(stage, guest).state == "gone")
         assert view(stage, guest).reason == EndReason.GUEST_FAILED
-        assert "a mistake in _hear" in stage.log
+        assert "a mistake in _on_output" in stage.log
 
 
 @pytest.mark.parametrize("faults", [SIGNALS, KILLS], ids=["signal", "kill"])

@@ -191,7 +191,7 @@ def forks(stage: Stage) -> None:
     assert len(stage.members(tree)) == 5
     stage.end(tree)
     assert len(stage.members(other)) == 2
-    assert stage.trees.look().strangers == []
+    assert stage.trees.scan().strangers == []
 
 
 @scene
@@ -210,7 +210,7 @@ def new_sessions(stage: Stage) -> None:
     tree = stage.guest(f"setsid setsid {LONG} & setsid sh -c '{LONG} & setsid {LONG} & exit' & exit 0")
     until("the first process gone", lambda: tree.root.pid in stage.reap())
     stage.asleep(tree, 3)
-    assert stage.trees.look().strangers == []
+    assert stage.trees.scan().strangers == []
     stage.end(tree)
 
 
@@ -239,7 +239,7 @@ def stopped(stage: Stage) -> None:
     tree = stage.guest(f"{LONG} & {LONG} & wait")
     stage.asleep(tree, 2)
     stage.trees.signal(tree, signal.SIGSTOP)
-    until("all stopped", lambda: all(stat.is_stopped for stat in stage.trees.look().of(tree)))
+    until("all stopped", lambda: all(stat.is_stopped for stat in stage.trees.scan().of(tree)))
     assert len(stage.members(tree)) == 3
     stage.end(tree)
 
@@ -254,7 +254,7 @@ def nobodys(stage: Stage) -> None:
     stage.asleep(bystander, 1)
 
     def is_known() -> bool:
-        look = stage.trees.look()
+        look = stage.trees.scan()
         stage.reap()
         return len(look.of(tree)) == 1 if tree.group else len(look.strangers) == 1 and not look.of(tree)
 
@@ -263,7 +263,7 @@ def nobodys(stage: Stage) -> None:
     def is_gone() -> bool:
         stage.trees.kill_strangers()
         stage.reap()
-        return not stage.trees.look().strangers
+        return not stage.trees.scan().strangers
 
     until("the stranger gone", is_gone)
     stage.end(tree)
@@ -285,7 +285,7 @@ def fork_bomb(stage: Stage) -> None:
     tree = stage.guest(bomb, limits=GroupLimits(pids_max=most))
     until("a full bomb", lambda: len(stage.members(tree)) >= most // 2)
     stage.end(tree)
-    assert stage.trees.look().strangers == []
+    assert stage.trees.scan().strangers == []
 
 
 @scene
@@ -334,7 +334,7 @@ def frozen(stage: Stage) -> None:
     os.mkdir(foreign)
     tree = stage.guest(f"{LONG} & wait")
     stage.asleep(tree, 1)
-    look = stage.trees.look()
+    look = stage.trees.scan()
     try:
         for pid in stage.members(tree):
             _write(f"{foreign}/cgroup.procs", str(pid))
@@ -344,7 +344,7 @@ def frozen(stage: Stage) -> None:
             began = time.monotonic()
             stage.trees.kill([tree])
             assert time.monotonic() - began < PATIENCE_S
-            look = stage.trees.look()
+            look = stage.trees.scan()
             assert len(look.of(tree)) == 2
         assert f"frozen in the control group /foreign{os.getpid()}" in stage.trees.why_alive(look.of(tree))
     finally:
@@ -361,7 +361,7 @@ def leaves_its_group(stage: Stage) -> None:
     tree = stage.guest(f"sh -c '{out} exec {LONG}' & exec {LONG}")
 
     def has_left() -> bool:
-        stage.trees.look([tree])
+        stage.trees.scan([tree])
         return len(tree.outside) == 1
 
     assert tree.group is not None
@@ -383,9 +383,9 @@ def accounted(stage: Stage) -> None:
         del kept
 
     tree = stage.guest(work)
-    until("0.1 s of work", lambda: tree.usage(stage.trees.look().of(tree)).cpu_ns >= 80_000_000)
-    until("8 MiB", lambda: tree.usage(stage.trees.look().of(tree)).memory_bytes >= 8 << 20)  # to take them is work too
-    usage = tree.usage(stage.trees.look().of(tree))
+    until("0.1 s of work", lambda: tree.usage(stage.trees.scan().of(tree)).cpu_ns >= 80_000_000)
+    until("8 MiB", lambda: tree.usage(stage.trees.scan().of(tree)).memory_bytes >= 8 << 20)  # to take them is work too
+    usage = tree.usage(stage.trees.scan().of(tree))
     assert 8 << 20 <= usage.memory_bytes <= usage.memory_peak_bytes
     if tree.group is None:
         tree.exited(1_000_000_000, 1 << 30)

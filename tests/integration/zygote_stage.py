@@ -82,7 +82,7 @@ class Stage:
             os.close(fd)
         os.write(ends[0][1], stdin)
         os.close(ends[0][1])
-        child.go()
+        child.let_run()
         return {"pid": child.pid, **finish(child, ends[1][0], ends[2][0])}
 
 
@@ -190,7 +190,7 @@ open("/dev/tty", "w").write("by name\\n")
     child = stage.child("-c", code, stdio=(theirs, theirs, theirs), terminal=True)
     assert isinstance(child, Child), child
     os.close(theirs)
-    child.go()
+    child.let_run()
     os.write(ours, b"typed\n")
     _, status, _ = os.wait4(child.pid, 0)
     said = b""
@@ -245,7 +245,7 @@ def many(count: str) -> object:
     said = []
     for n, child in got.items():
         assert isinstance(child, Child), child
-        child.go()
+        child.let_run()
         said.append(read_both(ends[n])[ends[n]])
         os.wait4(child.pid, 0)
         for fd in (ends[n], child.pidfd, child.failure):
@@ -349,7 +349,7 @@ def killed() -> object:
     child = stage.child("-c", "import sys; sys.stdin.read()", stdio=(read, 2, 2))
     assert isinstance(child, Child)
     os.close(read)
-    child.go()
+    child.let_run()
     os.kill(stage.zygotes._running[stage.key]._child.pid, signal.SIGKILL)
     stage.until(lambda: not stage.zygotes.shelf.is_ready(stage.key))
     line = stage.zygotes.lines()[0]
@@ -386,7 +386,7 @@ def in_advance() -> object:
 
     stage.until(waiting)
     first = waiting()
-    strangers = len(trees.look().strangers)
+    strangers = len(trees.scan().strangers)
 
     def links() -> list[str]:
         found = []
@@ -433,7 +433,7 @@ while True: time.sleep(1000)
 """
     child = stage.child("-c", code)
     assert isinstance(child, Child)
-    child.go()
+    child.let_run()
     stage.until(lambda: False)
     return None
 
@@ -456,7 +456,7 @@ def noticed(folder: str, code: str, state: str, pythonpath: str = "") -> object:
         assert isinstance(child, Child), child
         os.close(out[1])
         os.close(err[1])
-        child.go()
+        child.let_run()
         said, sent = b"", 0
         while piece := os.read(out[0], 1):
             said += piece

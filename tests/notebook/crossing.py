@@ -46,15 +46,15 @@ class Sides:
             other.keep([crossed(one)])
         found.lent.clear()
         came: Outgoing = crossed(found)
-        other.hear(came.word)
+        other.on_pool_message(came.word)
         taken = other.take(came.parcels, came.gone)
         space.sent(found)
-        space.freed(taken.freed)
+        space.on_freed(taken.freed)
 
     def fails(self, *names: str) -> None:
         """As before a cell that was never told of."""
         found = self.spaces[0].outgoing(names, must=True)
-        self.spaces[0].disagree(found.names)
+        self.spaces[0].invalidate(found.names)
 
     def lose_the_answer(self) -> None:
         """``a`` goes and arrives, and here nobody knows."""
@@ -63,17 +63,17 @@ class Sides:
         other.keep([crossed(one) for one in found.lent])
         found.lent.clear()
         other.take(crossed(found).parcels)
-        space.disagree(found.names)
+        space.invalidate(found.names)
 
     def back(self, *names: str, new: tuple[str, ...] = ()) -> None:
         """As after it."""
         other, space = self.spaces
         found = space.outgoing(names, lost_of=names, new=new)
         space.sent(found)
-        other.tidy()
+        other.trim_pool()
         came: Outgoing = crossed(found)
         self.taken = other.take(came.parcels, came.gone)
-        other.freed(came.freed)
+        other.on_freed(came.freed)
         self.came = sum(one.nbytes for one in came.parcels if one.names not in self.taken.idle)
 
 

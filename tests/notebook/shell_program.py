@@ -129,7 +129,7 @@ class _Hand:
 
 def _answers(kernel: Any) -> bool:
     try:
-        kernel._worker.exchange.line.say(lambda link: None)
+        kernel._worker.exchange.line.send(lambda link: None)
     except SubletError:
         return False
     return kernel.channels.link.over is None

@@ -167,14 +167,14 @@ class Notebook:
             )
             parcels = self.sent.parcels
             try:
-                said = self._told.say(self.sent.names, self._other)
+                said = self._told.encode(self.sent.names, self._other)
                 deletes = frozenset(self.space.named(reading.deletes) - set(reads))
                 handles = {name: name for name in self._staying if reading.opaque or name in reading.reads}
                 steady = self._steady.current(self.names)
                 rest: tuple[Any, ...] = 0, handles, None, None, self.sent.word, False, deletes, steady
                 self._other.ask("place", parcels, self.sent.gone, said, reading.binds, *rest)
             except BaseException:
-                self.space.disagree(self.sent.names)
+                self.space.invalidate(self.sent.names)
                 self._told.forget()
                 raise
             self.space.sent(self.sent)
@@ -190,5 +190,5 @@ class Notebook:
             self._steady.crossed((name for one in self.came.parcels for name in one.names), self.names)
             self._staying = (self._staying | self.came.stays.keys()) - self.names.keys()
             if only is not None:
-                self.space.disagree(self.sent.names - self.came.names)
+                self.space.invalidate(self.sent.names - self.came.names)
             return raised

@@ -72,9 +72,9 @@ def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_th
 ) -> None:
     one = import_hook.PreImports(contextlib.nullcontext)
     for cell in cells:
-        one.look(cell, gives=True)
+        one.start_for(cell, gives=True)
         one.begin(is_sent=True)
-        one.settle()
+        one.wait()
     assert {name for name in ("part", "other", "third") if f"slow_one.{name}" in sys.modules} == loaded
     assert not recwarn.list
 
@@ -84,17 +84,17 @@ def test_what_values_are_looked_up_in_is_not_half_imported_while_they_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = import_hook.PreImports(contextlib.nullcontext)
-    one.look("import slow_one.part", gives=True)
+    one.start_for("import slow_one.part", gives=True)
     one.begin(is_sent=False)
-    one.settle()
+    one.wait()
     assert "slow_one" not in sys.modules
     one.begin(is_sent=True)
-    one.settle()
+    one.wait()
     assert "slow_one.part" in sys.modules
     monkeypatch.setattr(import_hook, "EARLY", ("slow_one",))
-    one.look("import slow_one.third", gives=True)
+    one.start_for("import slow_one.third", gives=True)
     one.begin(is_sent=False)
-    one.settle()
+    one.wait()
     assert "slow_one.third" in sys.modules
 
 
@@ -106,9 +106,9 @@ def test_an_import_beside_a_cell_draws_no_number(tmp_path: Path) -> None:
     try:
         before = random.getstate()
         one = import_hook.PreImports(surroundings.undrawn)
-        one.look("import slow_one.part", gives=True)
+        one.start_for("import slow_one.part", gives=True)
         one.begin(is_sent=True)
-        one.settle()
+        one.wait()
         assert sys.modules["slow_one.part"].drawn
         assert random.getstate() == before
     finally:
@@ -120,10 +120,10 @@ def test_what_is_there_starts_no_thread() -> None:
     one = import_hook.PreImports(contextlib.nullcontext)
     for expected in (1, 0):
         before = threads_now("sublet-import")
-        one.look("from slow_one import value\nfrom slow_one import part", gives=True)
+        one.start_for("from slow_one import value\nfrom slow_one import part", gives=True)
         one.begin(is_sent=True)
         assert len(one._threads) == expected
-        one.settle()
+        one.wait()
         assert not threads_now("sublet-import") - before
 
 
@@ -138,20 +138,20 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 
     try:
         one = import_hook.PreImports(contextlib.nullcontext)
-        one.look("slow_one = 1", gives=True)
+        one.start_for("slow_one = 1", gives=True)
         one.begin(is_sent=True)
-        one.look("import slow_one", gives=False)
+        one.start_for("import slow_one", gives=False)
         one.begin(is_sent=True)
-        one.look("import slow_one", gives=True)
+        one.start_for("import slow_one", gives=True)
         assert "slow_one" not in sys.modules
         one.begin(is_sent=True)
         assert slow_gate.begun.wait(30)
         assert "slow_one" in sys.modules
         assert loaded("slow_one") is None
         slow_gate.go.set()
-        one.settle()
+        one.wait()
         assert loaded("slow_one").value == 1
-        one.settle()
+        one.wait()
     finally:
         slow_gate.go.set()
         for name in ("slow_one", "slow_gate"):
@@ -162,9 +162,9 @@ def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(import_hook, "SLOW", ("no_such_module",))
     before = threads_now("sublet-import")
     one = import_hook.PreImports(contextlib.nullcontext)
-    one.look("import no_such_module", gives=True)
+    one.start_for("import no_such_module", gives=True)
     one.begin(is_sent=True)
-    one.settle()
+    one.wait()
     assert not threads_now("sublet-import") - before
 
 

@@ -50,10 +50,10 @@ def test_what_came_with_something_that_was_said_is_not_left_lying() -> None:
     line = Line("display_data")
     between.watch(line)  # type: ignore[arg-type]
     line.kept += ["comm_msg"]
-    between.spoken()
-    between.spoken()
+    between.on_sent()
+    between.on_sent()
     for callback in loop.todo:
         callback()
     assert shown == ["display_data", "comm_msg"]
-    between.leave()
-    between.spoken()
+    between.stop()
+    between.on_sent()

@@ -112,13 +112,13 @@ def test_what_an_ended_cell_saved_is_given_up_unless_it_had_asked(folder: Path) 
     one, notebook = shelf(folder), shelf(folder)
     finished = one.save(*device(a=[1], b=np.arange(1 << 16)), note="cell 1").number
     one.save(*device(a=[2], c=3), note="cell 2")
-    assert notebook.settle(finished) == 3
+    assert notebook.roll_back_to(finished) == 3
     assert sorted(shelf(folder).found()) == ["device:a", "device:b"]
     assert shelf(folder).load(["device:a"])["device:a"] == [1]
-    assert notebook.settle(3) == 3
+    assert notebook.roll_back_to(3) == 3
     asked = one.save(*device(a=[3]), note="within cell 3").number
     one.save(*device(a=[4]), note="cell 3")
-    assert notebook.settle(3) == 6
+    assert notebook.roll_back_to(3) == 6
     assert shelf(folder).load(["device:a"])["device:a"] == [3]
     assert asked == 4
     assert verify(folder).ok
@@ -129,13 +129,13 @@ def test_what_came_after_it_was_looked_for_counts_no_more(folder: Path) -> None:
     one, notebook = shelf(folder), shelf(folder)
     finished = one.save(*device(a=[1]), note="cell 1").number
     one.save(*device(a=[2]), note="within cell 2")
-    assert notebook.settle(finished, is_final=True) == 3
+    assert notebook.roll_back_to(finished, is_final=True) == 3
     assert shelf(folder).load(["device:a"])["device:a"] == [1]
 
 
 def test_of_a_volume_whose_first_cell_was_ended_nothing_is_left(folder: Path) -> None:
     shelf(folder).save(*device(a=[1]), note="cell 1")
-    assert shelf(folder).settle(0) == 2
+    assert shelf(folder).roll_back_to(0) == 2
     assert shelf(folder).found() == {}
     shelf(folder).save(*device(a=[2]), note="cell 1")
     assert shelf(folder).load(["device:a"])["device:a"] == [2]

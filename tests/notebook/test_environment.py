@@ -83,7 +83,7 @@ class Sides:
         if is_lost:
             self.looked_at = self.there
             self.device.changes()
-            self.notebook.unsure()
+            self.notebook.send_all_next()
         else:
             self._exchange(self.device, self.there, self.notebook, self.here)
 
@@ -161,7 +161,7 @@ def test_a_setting_of_a_thread_waits_for_the_main_thread(sides: Sides, monkeypat
     importing.start()
     importing.join()
     assert sides.here.values["late"] == {"a": 0}
-    sides.notebook.settle()
+    sides.notebook.apply_deferred()
     assert sides.here.values["late"] == {"a": 5}
 
 
@@ -193,15 +193,15 @@ def test_what_belongs_to_the_context_of_cells_is_set_in_it(monkeypatch: pytest.M
         between.run(there.apply, changes, files=False)
         assert cells.run(value.get) == 0
         assert cell(cells) == 3
-        cells.run(there.leave)
+        cells.run(there.end_cell)
         assert between.run(there.changes) is None
         assert cell(cells, sets=4) == 3
-        cells.run(there.leave)
+        cells.run(there.end_cell)
         back = crossed(between.run(there.changes))
         here.apply(back, files=False)
         assert value.get() == 4
         assert cell(cells.copy(), sets=5) == 4  # a cell with await has a copy, and is over outside of it
-        cells.run(there.leave)
+        cells.run(there.end_cell)
         assert between.run(there.changes) is None
         assert cell(cells) == 4
     finally:

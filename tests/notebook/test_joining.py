@@ -75,7 +75,7 @@ def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
     first.save(*part(Part.CELL, half=4), note=f"{WITHIN}cell 9")  # of a cell that runs: it has not finished
     second.save(*part(Part.DEVICE, own=large(5), mine=6))
     assert second.look(str(tmp_path / "1")).number == 2
-    left = second.bring(str(tmp_path / "1"), lambda key: key == "device:own")
+    left = second.import_from(str(tmp_path / "1"), lambda key: key == "device:own")
     assert not left
     assert second.newest == 2
     values = second.load(second.found())
@@ -83,7 +83,7 @@ def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
     assert (values["device:w"][0], values["device:own"][0], values["device:mine"]) == (1, 5, 6)
     assert values["device:a"] is values["device:b"]
     first.save(*part(Part.DEVICE, w=large(8)))
-    second.bring(str(tmp_path / "1"), never)
+    second.import_from(str(tmp_path / "1"), never)
     assert second.load(["device:w"])["device:w"][0] == 8
     assert second.load(["device:own"])["device:own"][0] == 5  # newer than what the other has
     second.save(*part(Part.DEVICE, w=large(9)))
@@ -96,7 +96,7 @@ def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
 def test_from_nothing_comes_nothing(tmp_path: Path) -> None:
     second = NotebookCheckpoint(FolderStore(tmp_path / "2"))
     with pytest.raises(NotFound):
-        second.bring(str(tmp_path / "1"), never)
+        second.import_from(str(tmp_path / "1"), never)
     FolderStore(tmp_path / "1")
-    assert second.bring(str(tmp_path / "1"), never) == ()
+    assert second.import_from(str(tmp_path / "1"), never) == ()
     assert second.newest == 0

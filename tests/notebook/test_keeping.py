@@ -224,7 +224,7 @@ def test_what_a_guest_saves_after_the_end_was_told_is_not_gone_on_from(tmp_path:
     volume.committed = guest.save({"device:w": [1]}, about, note="cell 1").number
     assert handles.ended(time.time_ns()) == {}
     guest.save({"device:w": [2]}, about, note="within cell 2")
-    handles.settle()
+    handles.discard_uncollected()
     assert NotebookCheckpoint(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [1]}
 
 
@@ -232,7 +232,7 @@ def test_what_it_saves_in_that_moment_is_told(tmp_path: Path, monkeypatch: pytes
     handles, volume, guest = saves_in(tmp_path / "v", {"w": handle(wall_ns=1)})
     about = {"device:w": About(name="w", cell=1)}
     volume.committed = guest.save({"device:w": [1]}, about, note="cell 1").number
-    began_ns, settle, late = time.time_ns(), NotebookCheckpoint.settle, [1]
+    began_ns, settle, late = time.time_ns(), NotebookCheckpoint.roll_back_to, [1]
 
     def saved_after(shelf: NotebookCheckpoint, number: int, **how: bool) -> int:
         found = settle(shelf, number, **how)
@@ -241,9 +241,9 @@ def test_what_it_saves_in_that_moment_is_told(tmp_path: Path, monkeypatch: pytes
             guest.save({"device:w": [2]}, about, note="within cell 2")
         return found
 
-    monkeypatch.setattr(NotebookCheckpoint, "settle", saved_after)
+    monkeypatch.setattr(NotebookCheckpoint, "roll_back_to", saved_after)
     assert list(handles.ended(began_ns)) == ["w"]
-    handles.settle()
+    handles.discard_uncollected()
     assert NotebookCheckpoint(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [2]}
 
 
@@ -317,8 +317,8 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
     assert other.name == ""
     assert "another kernel has nb-y-" in other.said
     assert first.take(None) is mine  # type: ignore[arg-type]
-    first.leave()
-    second.leave()
+    first.release_volume()
+    second.release_volume()
     third = Owner({}, environ).take(None)  # type: ignore[arg-type]
     assert third is not None
     assert third.folder == mine.folder

@@ -114,7 +114,7 @@ class Exact:
     def usable(self) -> bool:
         return True
 
-    def look(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
+    def written_since(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
         now, number = bytes(memory_at(address, length)), len(self._seen) + 1
         self._seen[number] = address, now
         at, then = self._seen.get(since, (0, b""))
@@ -123,7 +123,7 @@ class Exact:
         other = [n for n in range(0, length, PAGE) if now[n : n + PAGE] != then[n : n + PAGE]]
         return number, [(address + n, min(address + n + PAGE, address + length)) for n in other]
 
-    look_at_shared = look
+    shared_written_since = written_since
 
 
 def test_what_a_thread_writes_between_cells_is_not_written_over(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +161,13 @@ def test_memory_of_which_the_kernel_tells_is_looked_at_when_all_else_is_sent(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages, looks = Exact(), list[int]()
-    look = pages.look
+    look = pages.written_since
 
     def counted(address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
         looks.append(since)
         return look(address, length, since)
 
-    pages.look = pages.look_at_shared = counted  # type: ignore[method-assign]
+    pages.written_since = pages.shared_written_since = counted  # type: ignore[method-assign]
     monkeypatch.setattr(lodging, "process_pages", lambda: pages)
     monkeypatch.setattr(lending, "process_pages", lambda: pages)
     space, a = sides.spaces[0], np.zeros(LENGTH)
@@ -186,7 +186,7 @@ def test_memory_of_which_the_kernel_tells_is_looked_at_when_all_else_is_sent(
     assert [group.names for group, _ in changed] == [("a",)]
     assert found.late == []
     space.sent(found)
-    space.disagree(["a"])  # it did not arrive
+    space.invalidate(["a"])  # it did not arrive
     sides.go("a", "small")
     assert sides.there["a"][7] == 1.0
     a[8] = 2.0
@@ -201,7 +201,7 @@ def test_memory_that_is_looked_at_as_something_else_is_not_put_off(sides: Sides)
     sides.go("a")
     sides.here["a"] = sides.here["a"].view(np.int64)
     assert not sides.spaces[0].outgoing(["a"], late=True).late
-    sides.spaces[0].disagree(["a"])
+    sides.spaces[0].invalidate(["a"])
     sides.go("a")
     assert sides.there["a"].dtype == np.int64
 

@@ -95,7 +95,7 @@ def test_what_is_gone_is_what_a_loop_finds(seed: int) -> None:
                 shared.add(some)
                 other |= set(some)
             case _:
-                gone = shared.gone(names)
+                gone = shared.deleted(names)
                 assert gone == tuple(sorted(other - names.keys()))
                 if chance.random() < 0.5:
                     shared.remove(gone)
@@ -103,7 +103,7 @@ def test_what_is_gone_is_what_a_loop_finds(seed: int) -> None:
         assert shared.has_any(some) == (not other.isdisjoint(some))
         assert shared.has_all(some) == other.issuperset(some)
     shared.clear()
-    assert shared.gone(names) == ()
+    assert shared.deleted(names) == ()
 
 
 @given(st.integers(0, 2**32))
@@ -124,13 +124,13 @@ def test_what_is_gone_and_asked_for_is_told_and_the_rest_in_time(seed: int) -> N
                 shared.add(some)
                 other |= set(some)
             case _:
-                gone, every = set(shared.gone_of(names, some)), other - names.keys()
+                gone, every = set(shared.deleted_among(names, some)), other - names.keys()
                 assert gone <= every
                 assert gone >= every.intersection(some)
                 if chance.random() < 0.3:
                     shared.remove(gone)
                     other -= gone
-    assert shared.gone(names) == tuple(sorted(other - names.keys()))
+    assert shared.deleted(names) == tuple(sorted(other - names.keys()))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=8), st.integers(0, 6))
@@ -164,16 +164,16 @@ def test_a_namespace_of_many_names_is_looked_at_from_its_end() -> None:
     names = Counting(dict.fromkeys(f"n{n}" for n in range(1000)))
     shared = Shared()
     shared.add(names)
-    assert shared.gone_of(names, ()) == ()
+    assert shared.deleted_among(names, ()) == ()
     names.looked = 0
     names |= {"a": 1, "b": 2}
-    assert shared.gone_of(names, ()) == ()
+    assert shared.deleted_among(names, ()) == ()
     assert names.looked == 3
     del names["n500"]
-    assert shared.gone_of(names, ()) == ("n500",)
-    assert shared.gone_of(names, ()) == ("n500",)
+    assert shared.deleted_among(names, ()) == ("n500",)
+    assert shared.deleted_among(names, ()) == ("n500",)
     names["n500"] = 1
-    assert shared.gone_of(names, ()) == ()
+    assert shared.deleted_among(names, ()) == ()
 
 
 @given(st.integers(0, 2**32))
@@ -191,21 +191,21 @@ def test_what_is_told_is_heard(seed: int) -> None:
             case 2:
                 heard, listener = Heard(), Thing()
             case 3:
-                told.say(names, listener)
+                told.encode(names, listener)
                 told.forget()
             case _:
                 pass
-        said = told.say(names, listener)
+        said = told.encode(names, listener)
         assert heard.hear(said) == names
 
 
 def test_the_same_names_are_not_said_again() -> None:
     told, listener = Told(), Thing()
     names = frozenset(f"n{n}" for n in range(10_000))
-    assert told.say(names, listener).names == names
-    assert not told.say(names, listener).names
-    assert told.say(frozenset({"a"}), listener).names == {"a"}
-    assert told.say(names | {"a"}, listener).names == {"a"}
+    assert told.encode(names, listener).names == names
+    assert not told.encode(names, listener).names
+    assert told.encode(frozenset({"a"}), listener).names == {"a"}
+    assert told.encode(names | {"a"}, listener).names == {"a"}
 
 
 def test_the_shells_own_names_are_not_the_notebooks() -> None:

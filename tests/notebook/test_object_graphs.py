@@ -418,6 +418,6 @@ def test_what_the_other_side_may_have_changed_is_encoded_again(
 ) -> None:
     nb.here(SOURCE)
     encoded("Square, fib")
-    nb.space.disagree({"Square"})
+    nb.space.invalidate({"Square"})
     assert encoded("Square, fib") == {"Square", "Base"}  # which it shares
     assert encoded("Square, fib") == set()

@@ -90,7 +90,7 @@ def test_nothing_is_shown_within_a_second(progress: TransferProgress, timers: Ti
 
 def test_a_transfer_of_nothing_starts_no_timer(progress: TransferProgress, timers: Timers) -> None:
     with progress.of("sending"):
-        progress.look()
+        progress.refresh()
     progress.at(("words",))  # nothing is being sent
     assert not timers.started
 
@@ -135,7 +135,7 @@ def test_it_changes_a_few_times_a_second_and_the_last_is_shown(
 ) -> None:
     with progress.of("collecting", ("n",)):
         timers.let(SLOW_S)
-        progress.look()
+        progress.refresh()
         progress.at((), verb="receiving")
         for n in range(1000):
             progress.at((f"name{n}",), 1024)

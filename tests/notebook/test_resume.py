@@ -14,7 +14,7 @@ from sublet.lease_end import EndReason, LeaseEnd
 from sublet.node.supervisor.parking import STAND_NS
 from sublet.notebook import resume
 from sublet.notebook.options import CellOptions
-from sublet.notebook.resume import give_up, go_on, is_parked
+from sublet.notebook.resume import end_parked, go_on, is_parked
 from sublet.notebook.status import Suspended
 from sublet.values import NS_PER_S, LeaseId, Tier
 
@@ -124,8 +124,8 @@ def test_silence_is_no_end() -> None:
 
 def test_who_gives_it_up_releases_the_parking_lease_and_hears_of_no_failure() -> None:
     for fabric in (Fabric(), Fabric(Disconnected("no answer"))):
-        give_up(cast(Any, fabric), cast(Any, Lease()))
+        end_parked(cast(Any, fabric), cast(Any, Lease()))
         assert fabric.requests == [("POST", "/v1/leases/l-1-p2/release")]
     fabric = Fabric()
-    give_up(cast(Any, fabric), cast(Any, Lease(None)))
+    end_parked(cast(Any, fabric), cast(Any, Lease(None)))
     assert not fabric.requests

@@ -138,7 +138,7 @@ def test_until_its_results_are_taken_the_checkpoint_before_it_stays_to_go_back_t
     shelf.save(*state(2), good=good)
     with pytest.raises(CheckpointFailed, match="beside"):
         shelf.save(*state(3), good=good)
-    assert shelf.settle(good) == 3
+    assert shelf.roll_back_to(good) == 3
     assert np.array_equal(shelf.load(["device:w"])["device:w"], state(1)[0]["device:w"])
     assert shelf.save(*state(3)).let_go
 
@@ -148,5 +148,5 @@ def test_a_long_cell_saves_itself_as_often_as_it_likes(store: Small) -> None:
     shelf.save(*state(0))
     for seed in range(1, 5):
         shelf.save(*state(seed), note=f"{WITHIN}cell 2")
-    assert shelf.settle(1) == 5
+    assert shelf.roll_back_to(1) == 5
     assert np.array_equal(shelf.load(["device:w"])["device:w"], state(4)[0]["device:w"])

@@ -63,12 +63,12 @@ class Session:
         return found
 
     def now(self, name: str) -> StudioSession:
-        self._sessions.settle()
+        self._sessions.reconcile()
         return self._sessions.find(name)
 
     def state(self, name: str) -> SessionState | None:
         """None where there is no session of this name."""
-        self._sessions.settle()
+        self._sessions.reconcile()
         return next((one.state for one in self._sessions.all() if one.name == name), None)
 
     def is_idle(self, name: str) -> bool:

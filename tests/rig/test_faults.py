@@ -272,7 +272,7 @@ for _ in range(2):
         said.append(int(driver("alloc", "cuMemAlloc", 4096)) > 0)
     except SubletError as error:
         said.append([type(error).__name__, error.message, error.do])
-print(json.dumps([*said, driver.says_no("cuMemGetInfo")]))
+print(json.dumps([*said, driver.call_or_none("cuMemGetInfo")]))
 """
 
 

@@ -53,7 +53,7 @@ def run(code: str, config: Path) -> Any:
 
 SURVEYS: Final = """
 import dataclasses, json
-from sublet.node.agent.clean_card import look
+from sublet.node.agent.clean_card import read_settings
 from sublet.node.agent.nvml import Nvml, survey
 found = survey()
 nvml = Nvml.open()
@@ -69,7 +69,7 @@ print(json.dumps({
     "worn_out": [one.worn_out or one.needs_reset for one in readings],
     "xids": list(nvml.xids()),
     "modes": nvml.modes(found.cards[0].uuid),
-    "settings": json.loads(look(found.cards[0].uuid).settings),
+    "settings": json.loads(read_settings(found.cards[0].uuid).settings),
 }))
 """
 
@@ -105,7 +105,7 @@ from sublet.node.agent.inventory import machine_inventory
 watch = CardWatch(machine_inventory(Path("/tmp"), None), own=lambda resource: Own(), sees_processes=True)
 said = []
 for look in range(40):
-    said += [report.detail for report in watch.judge(watch.look(), look) if type(report).__name__ == "Fault"]
+    said += [report.detail for report in watch.judge(watch.read_cards(), look) if type(report).__name__ == "Fault"]
     if said:
         break
 print(json.dumps([look, said]))

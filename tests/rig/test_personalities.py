@@ -124,8 +124,8 @@ sys.exit(clean_card.main([sys.argv[1], "--scrub", *sys.argv[2:]]))
 
 LOOK: Final = """
 import json, sys
-from sublet.node.agent.clean_card import look
-print(json.dumps(json.loads(look(sys.argv[1]).settings)))
+from sublet.node.agent.clean_card import read_settings
+print(json.dumps(json.loads(read_settings(sys.argv[1]).settings)))
 """
 
 
@@ -332,7 +332,7 @@ from sublet.node.agent.inventory import machine_inventory
 from sublet.wire.orders import Fault
 watch = CardWatch(machine_inventory(Path("/tmp"), None), own=lambda resource: Own(), sees_processes=True)
 for now, _ in enumerate(sys.stdin):
-    faults = [one for one in watch.judge(watch.look(), now) if isinstance(one, Fault)]
+    faults = [one for one in watch.judge(watch.read_cards(), now) if isinstance(one, Fault)]
     print(json.dumps([[one.resource, one.detail] for one in faults]), flush=True)
 """
 

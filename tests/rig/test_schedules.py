@@ -48,7 +48,7 @@ def leave(card, rng):
     device = find_device(driver, card.name)
     driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
     driver("t", "cuMemsetD8", driver("t", "cuMemAlloc", 1 << 20), 1 + rng.randrange(255), 1 << 20)
-    while driver.says_no("cuDevicePrimaryCtxRelease", device) is not None:
+    while driver.call_or_none("cuDevicePrimaryCtxRelease", device) is not None:
         pass
 
 def play(seed):
@@ -81,7 +81,7 @@ def play(seed):
         assert found.left or (found.is_hard and may_be_hard), found
         counted["left" if found.left else "hard"] += 1
     watch = CardWatch(inventory, own=lambda resource: Own(), sees_processes=True, name_of=lambda pid: ("", ""))
-    faults = [one for look in range(3) for one in watch.judge(watch.look(), look) if isinstance(one, Fault)]
+    faults = [one for look in range(3) for one in watch.judge(watch.read_cards(), look) if isinstance(one, Fault)]
     watch.close()
     assert not faults or may_be_faulty, faults
     counted["faults"] += bool(faults)
@@ -89,7 +89,7 @@ def play(seed):
         counted["met"] += row.met > 0
         clear(row)
     device = find_device(driver, card.name)
-    while driver.says_no("cuDevicePrimaryCtxRelease", device) is not None:
+    while driver.call_or_none("cuDevicePrimaryCtxRelease", device) is not None:
         pass
     again = clean(card.name, sees_processes=True, node="", sleep=lambda _: None)
     assert (again.left, again.failed) == ("", ""), again

@@ -55,7 +55,7 @@ def _late_taken(original: Any) -> Any:
         if batch.is_open:
             found: list[tuple[Any, Any]] = original(self, batch, outcomes, now_ns)
             return found
-        works = batch.works.part(0, len(outcomes))
+        works = batch.works.subset(0, len(outcomes))
         made = [type(one) is not RunFailed for one in outcomes[: len(works)]]
         return [(works.where(made), [one for one in outcomes[: len(works)] if type(one) is not RunFailed])]
 

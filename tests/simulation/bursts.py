@@ -378,7 +378,7 @@ class BurstWorld:
         if with_lease:
             self.mine.pop(lease.key, None)
             self.live.pop(lease.key, None)
-            self.book.gone(Needs(), lease)
+            self.book.remove(Needs(), lease)
 
     # ---- the end
 

@@ -358,7 +358,7 @@ class HolderProcess(AskingProcess):
             self.let_go = True
             if holder.lease in self.manager:
                 with self.manager.change(holder.lease) as entry:
-                    entry.let_go(self.clock.now_ns())
+                    entry.begin_release(self.clock.now_ns())
             self.ask(cmd.Release(tenant=self.tenant, lease=holder.lease), self._released)
         elif job.ending < 0.8:
             self.done()  # it forgets about it altogether
@@ -448,7 +448,7 @@ class HolderProcess(AskingProcess):
                 case ev.Noticed():
                     entry.notice(now_ns, reason=event.notice.reason, in_ns=event.notice.take_at_ns - at_office_ns)
                 case ev.Spared():
-                    entry.spare(now_ns)
+                    entry.cancel_notice(now_ns)
                 case ev.Ending() | ev.Ended():
                     self._hear_of_parking(event)
                     entry.ended(LeaseEnd(reason=event.end.reason, at=self.manager.stamp(now_ns)), now_ns)

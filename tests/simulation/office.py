@@ -326,7 +326,7 @@ class OfficeProcess(Process):
             self._send(order)
         if self.agent is not None:
             self.agent.tick()
-        for lease_id in self.presence.gone(now.ns):
+        for lease_id in self.presence.silent_holders(now.ns):
             lease = self.ledger.state.leases.get(lease_id)
             if lease is not None:
                 self.submit(cmd.Release(tenant=lease.tenant, lease=lease_id, gone=True), None)

@@ -464,7 +464,7 @@ class _Office:
     def live(self) -> list[Seen]:
         return [seen_as(view) for view in self._program.leases() if is_of_session(view)]
 
-    def look(self, lease: str) -> Seen | None:
+    def find(self, lease: str) -> Seen | None:
         return next((seen_as(view) for view in self._program.leases() if view.id == lease), None)
 
     def acquire(self, asking: Asking) -> Held:
@@ -504,7 +504,7 @@ class _Office:
         program.post(program.open_request(lambda _: None, None), cmd.Release(tenant=program.tenant, lease=held.lease))
 
     def seen(self, held: Held) -> Seen:
-        seen = self.look(held.lease)
+        seen = self.find(held.lease)
         if seen is None:
             raise NotFound(f"there is no lease {held.lease}")
         return seen
@@ -524,7 +524,7 @@ class Notebook(Program):
             cell = CellRecord(cell=1, lease=last.id, at_ns=self.clock.wall_ns(), held_s=1, busy_s=1, vram_byte_s=1)
             sessions.ran(session.id, cell)
         if chance() < 0.2:
-            sessions.settle()
+            sessions.reconcile()
         if chance() < 0.08:
             sessions.end(session.id, even_if_busy=True)
             self.parked = None
@@ -590,7 +590,7 @@ class StudioPart(Program):
                 notebook = self.person.programs[0].session_name
                 self.person.started.add(sessions.start(notebook, TERMS).id)
         if not live or chance() < 0.2:
-            sessions.settle()
+            sessions.reconcile()
             return
         offered = [one for one in live if one.state is SessionState.OFFERED]
         session = self.world.random.choice(offered or live)
@@ -605,7 +605,7 @@ class StudioPart(Program):
             held = sessions.acquire(session.id, {"wait_ns": 20 * _S}, lambda _offer: False, for_other=True)
             sessions.set_down(session.id, held)
         else:
-            sessions.settle()
+            sessions.reconcile()
 
 
 # ---- and the others
@@ -678,7 +678,7 @@ class Pretender(Notebook):
         lease = LeaseId(session.lease.id)
         view = next((one for one in self.leases() if one.id == lease), None)
         if view is None or view.epoch is None or view.deadline is None:
-            self.sessions.settle()
+            self.sessions.reconcile()
             return
         self.command(cmd.NoteActivity(tenant=self.tenant, lease=lease, epoch=view.epoch, active=True, busy_ns=_S))
         self._requests += 1
@@ -707,7 +707,7 @@ class Prober(Notebook):
     def turn(self) -> None:
         foreign = self.world.someone_elses(self.person)
         if foreign is None:
-            self.sessions.settle()
+            self.sessions.reconcile()
             return
         lease, epoch, session = foreign
         made_up = LeaseId(f"x{self.world.new_number()}.1.1")

@@ -138,7 +138,7 @@ class Visitor(Program):
             self.world.coverage.seen["page refused, the hub is away"] += 1
             raise
         self.world.people_rules.shown(self)
-        self.sessions.settle()
+        self.sessions.reconcile()
 
     def pause_ns(self) -> int:
         return int((0.5 + self.world.random.random() * 3) * _S)

@@ -404,8 +404,8 @@ class _Checker(Program):
     def turn(self) -> None:
         problem = None
         for _ in range(3):  # what changes while it is read is read once more
-            self.sessions.settle()
-            self.sessions.settle()
+            self.sessions.reconcile()
+            self.sessions.reconcile()
             problem = self.world.people_rules.disagreement(self.person, self.sessions.all())
             if problem is None:
                 break

@@ -63,7 +63,7 @@ class Client:
 
                 def heard(said: object, turn: int = turn, replica: str = send.replica) -> None:
                     if operation.result is None and self.alive:
-                        operation.heard(turn, replica, said)  # type: ignore[arg-type]
+                        operation.on_answer(turn, replica, said)  # type: ignore[arg-type]
                         self._pump(key, operation, then)
 
                 world.net.send(self.name, send.replica, key, send.request, heard)

@@ -207,7 +207,7 @@ def _counts_in_vain(_original: Any) -> Any:
         if self._writing_own:
             self._end(OperationDone(self.tenure.state))
         else:
-            self._go_on()
+            self._advance()
 
     return written
 
@@ -298,7 +298,7 @@ def _epoch_last(_original: Any) -> Any:
     def beaten(self: Writer, by: Any) -> None:
         self.tenure.epoch = max(self.tenure.epoch, by.epoch)
         self.tenure.after(by)
-        self._rest()
+        self._go_idle()
 
     return beaten
 
@@ -346,10 +346,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "R14": Mutant("unknown is told as refused", ((RegisterOperation, "_end", _doubt_is_no),)),
     "R15": Mutant("unknown is told as done", ((RegisterOperation, "_end", _doubt_is_yes),)),
     "R16": Mutant("two writers of one lease share a ballot", ((Tenure, "next_ballot", _one_nonce),)),
-    "R17": Mutant("a version is refused from memory", ((CasOperation, "_go_on", _refuses_from_memory),)),
-    "R18": Mutant("opening does not settle what it found", ((OpenOperation, "_go_on", _opens_without_settling),)),
-    "R19": Mutant("a write in doubt is not looked for", ((CasOperation, "_go_on", _own_write_not_looked_for),)),
-    "R20": Mutant("an answer to an earlier round counts", ((RegisterOperation, "heard", _late_answers_count),)),
+    "R17": Mutant("a version is refused from memory", ((CasOperation, "_advance", _refuses_from_memory),)),
+    "R18": Mutant("opening does not settle what it found", ((OpenOperation, "_advance", _opens_without_settling),)),
+    "R19": Mutant("a write in doubt is not looked for", ((CasOperation, "_advance", _own_write_not_looked_for),)),
+    "R20": Mutant("an answer to an earlier round counts", ((RegisterOperation, "on_answer", _late_answers_count),)),
     "R21": Mutant("one replica is a write quorum", ((Seats, "writable", _one_is_enough),)),
     "R22": Mutant("another office's epochs are compared with ours", ((law, "_refusal", _any_office),)),
     "R23": Mutant("who is fenced takes the newer epoch for its own", ((Writer, "_beaten", _epoch_last),)),

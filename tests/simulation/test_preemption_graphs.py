@@ -196,7 +196,7 @@ def _evicts_without_admitting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _puts_back_in_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Z26: a victim that is spared in the end is not counted again when it is seen whether the request fits."""
-    monkeypatch.setattr(preemption, "_stay", lambda lease, rooms: None)
+    monkeypatch.setattr(preemption, "_place_on", lambda lease, rooms: None)
 
 
 @pytest.mark.parametrize("fault", [_evicts_without_admitting, _puts_back_in_name_only], ids=["Z25", "Z26"])

@@ -114,7 +114,7 @@ def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_not
     def as_if_it_came_clean(self: Room) -> Room:
         return replace(self, free=self.capacity - self.foreign, slices=0, exclusive=0, quarantined=0, tenants={})
 
-    monkeypatch.setattr(Room, "once_all_have_left", as_if_it_came_clean)
+    monkeypatch.setattr(Room, "after_all_leases", as_if_it_came_clean)
     seeds = ((seed, MODES[seed % len(MODES)]) for seed in (33, *range(60)))
     failures = (failure for seed, mode in seeds for failure in run_seed(seed, mode).failures)
     assert next(failures).rule == "S4"

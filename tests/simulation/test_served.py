@@ -130,7 +130,7 @@ class World:
                 number = self.chance.choice(sorted(self.open))
                 self.open.discard(number)
                 self.begun.discard(number)
-                self.do(served.left(number, self.now_s))
+                self.do(served.disconnected(number, self.now_s))
             case "grant":
                 self.asks, self.holds = False, True
                 self.do(served.granted(self.now_s))
@@ -140,7 +140,7 @@ class World:
             case "load":
                 self.do(served.loaded(self.now_s))
             case "mend":
-                served.mended()
+                served.retry_load()
             case "cannot load":
                 self.do(served.failed("SyntaxError", self.now_s))
             case "nonsense":
@@ -152,7 +152,7 @@ class World:
             case "leave":
                 self.do(served.leaving(self.now_s))
             case "turn away":
-                self.do(served.turned_away(self.inside.pop(0), self.now_s))
+                self.do(served.requeue(self.inside.pop(0), self.now_s))
             case "begin":
                 number = self.inside.pop(0)
                 self.given[number] += 1

@@ -179,7 +179,7 @@ class World:
                     case "end":
                         sessions.end(name, even_if_busy=True)
                     case "settle":
-                        sessions.settle()
+                        sessions.reconcile()
                     case "expire":
                         self.expire()
                     case "arrive":
@@ -320,7 +320,7 @@ class World:
             new_id=lambda: "",
         )
         agreeing = {one.id for one in watcher.all() if watcher.agree([one], live)}
-        watcher.settle()
+        watcher.reconcile()
         changed = {entry.session for entry in store.entries[len(self.store.entries) :]} | office.released
         assert not changed & agreeing, f"seed {self.seed}: {changed & agreeing} agreed, and was changed"
         AGREED[bool(agreeing)] += 1
@@ -334,8 +334,8 @@ class World:
         for pid in sorted(self.alive):
             self.kill(pid)
         found = self.begin(99)
-        found.settle()
-        found.settle()
+        found.reconcile()
+        found.reconcile()
         for session in found.all():
             leases = [lease.seen.id for lease in self.leases if lease.is_live and lease.seen.session == session.id]
             if session.state is SessionState.ACTIVE:
@@ -391,7 +391,7 @@ class _Office:
         self._world.point(self._pid)
         return [lease.seen for lease in self._world.leases if lease.is_live]
 
-    def look(self, lease: str) -> Seen | None:
+    def find(self, lease: str) -> Seen | None:
         return next((one.seen for one in self._world.leases if one.seen.id == lease), None)
 
     def acquire(self, asking: Asking) -> Lease:
@@ -640,11 +640,11 @@ def test_a_lease_of_another_tenant_with_the_label_of_a_session_is_left_alone() -
     foreign = world.grant("", "", 0, session.id)
     foreign.bound, foreign.seen = None, replace(foreign.seen, tenant="another", bound_to=None)
     sessions.rest("ana", even_if_busy=True)
-    sessions.settle()
+    sessions.reconcile()
     assert sessions.find("ana").state is SessionState.RESTING
     assert sessions.lease_of(sessions.find("ana")) is None
     assert sessions.end("ana").is_over
-    sessions.settle()
+    sessions.reconcile()
     assert foreign.is_live
 
 

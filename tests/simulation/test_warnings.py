@@ -157,7 +157,7 @@ class World:
 
     def _may_happen(self) -> None:
         """Between two instructions of the handler the supervisor goes on."""
-        self._said_leave = PageReader.read(self._page).says_leave
+        self._said_leave = PageReader.read(self._page).is_leaving
         if self._draw.random() < 0.5:
             self.step(self._draw.choice(("spare", "park", "resume")))
 

@@ -466,7 +466,7 @@ def test_processes_of_holders_are_looked_at_after_a_failure(
         watch.start()
         records = [ProcessRecord(pid=n, start_ticks=1, boot_id="b", namespaces="") for n in (1, 2)]
         watch._looked_at |= set(records)
-        watch._look()
+        watch._check_holders()
         async with asyncio.timeout(20):
             while not set(records) <= set(looked):  # noqa: ASYNC110 - what is waited for is no event
                 await asyncio.sleep(0.002)

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.lease import say_lease
+from sublet.cli.lease import print_lease
 from sublet.cli.parsing import (
     FOREVER,
     AsJson,
@@ -121,7 +121,7 @@ def acquire(
     with LiveLine() as line:
         grant = office.run(OfficeOperations(SystemClock()).acquire(request, _hooks(line, as_json=as_json)))
     view: Json = to_builtins(grant.view)
-    return say_lease(view, _granted_sentence(view), as_json=as_json)
+    return print_lease(view, _granted_sentence(view), as_json=as_json)
 
 
 def _wants(
@@ -175,10 +175,10 @@ def _hooks(line: LiveLine, *, as_json: bool) -> Hooks:
     """What is shown of the queue. With --json nothing, except on a terminal: stderr is for what went wrong."""
     if as_json and not line.live:
         return Hooks()
-    return Hooks(on_place=lambda place: line.set(told(place)), on_offer=lambda offer: offered(line, offer))
+    return Hooks(on_place=lambda place: line.set(position_text(place)), on_offer=lambda offer: offered(line, offer))
 
 
-def told(place: Place) -> Callable[[float], str]:
+def position_text(place: Place) -> Callable[[float], str]:
     def text(waited: float) -> str:
         estimate = place.estimate
         about = "" if estimate is None else f", about {seconds(round(max(0.0, estimate - waited)))} to go"
@@ -188,7 +188,7 @@ def told(place: Place) -> Callable[[float], str]:
 
 
 def offered(line: LiveLine, offer: Offer) -> bool:
-    line.say(f"offered {offer}, and accepted")
+    line.print_above(f"offered {offer}, and accepted")
     return True
 
 

@@ -111,7 +111,7 @@ class Attendance:
                 stack.enter_context(Terminal(_STDIN))
             while not self._is_done():
                 for happening in self._conversation.pump():
-                    self._heard(happening)
+                    self._on_event(happening)
                 while self._signals:
                     self._signalled(self._signals.pop(0))
                 self._pass_input()
@@ -129,7 +129,7 @@ class Attendance:
 
     # ---- what comes from the guest ----
 
-    def _heard(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         match happening:
             case Data(channel=channel, data=data):
                 self._on_output(channel, data)
@@ -151,7 +151,7 @@ class Attendance:
         data: bytes | memoryview = memoryview(piece)[OUTPUT_HEAD_BYTES:]
         if self._filters and os.isatty(outlet.fd):
             data = self._filters[stream == STREAM_STDOUT].passed(bytes(data))
-        outlet.give(data, lambda: self._link.consumed(channel, len(piece)))
+        outlet.write(data, lambda: self._link.consumed(channel, len(piece)))
 
     def _news(self, news: dict[str, Any]) -> None:
         match news["what"]:
@@ -162,7 +162,7 @@ class Attendance:
             case "spared":
                 self.told = None
             case "gap":
-                self._err.give(f"sublet: {news.get('detail', '')}{self._line_end}".encode())
+                self._err.write(f"sublet: {news.get('detail', '')}{self._line_end}".encode())
             case _:
                 pass
 
@@ -368,7 +368,7 @@ class Outlet:
     def waits(self) -> bool:
         return bool(self._waiting)
 
-    def give(self, data: bytes | memoryview, done: Callable[[], None] = lambda: None) -> None:
+    def write(self, data: bytes | memoryview, done: Callable[[], None] = lambda: None) -> None:
         """Write it when its turn comes; ``done`` is called once it is written, or dropped."""
         self._waiting.append((memoryview(data), done))
         if self.is_plain or self.is_broken:
@@ -386,7 +386,7 @@ class Outlet:
                 except OSError as error:  # the reader has gone, the terminal hung up, the disk is full
                     if error.errno not in _CLOSED:
                         self.why = error.strerror or str(error)
-                    self.broken()
+                    self.discard()
                     continue
                 data = data[written:]
             if data and not self.is_broken:
@@ -397,7 +397,7 @@ class Outlet:
                 self._waiting.popleft()
                 done()
 
-    def broken(self) -> None:
+    def discard(self) -> None:
         """Drop what still waits."""
         if not self.is_broken:
             self.is_broken = True

@@ -158,7 +158,7 @@ def burst(
                 deadline=deadline,
                 errors="collect",
                 fabric=fabric,
-                on_event=watch.heard,
+                on_event=watch.on_event,
                 options={} if timeout is None else {"timeout": timeout},
             )
             status = DONE
@@ -374,11 +374,11 @@ class _Watch:
         self.unwritten: OSError | None = None
         """Why the metrics could not be written last. The burst goes on."""
 
-    def heard(self, event: JobEvent) -> None:
+    def on_event(self, event: JobEvent) -> None:
         """Called on a thread of the job."""
         self._began_ns = self._began_ns or event.at_ns
         self._now_ns = event.at_ns
-        self._metrics.heard(event)
+        self._metrics.on_event(event)
         if event.what == "capacity":
             self._capacity = event.detail
         elif event.what == "leases" and event.count:

@@ -65,7 +65,7 @@ class CommandLease:
         return self
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
-        self.try_to_give_back()
+        self.try_release()
 
     def keep(self) -> None:
         """The command runs on: from now on it is renewed. What does that is loaded beside the command's output."""
@@ -79,7 +79,7 @@ class CommandLease:
 
         self._kept = keep_acquired(self._answer, sent_ns=self._sent_ns, busy_since_ns=self._since_ns, renew=self._renew)
 
-    def try_to_give_back(self) -> None:
+    def try_release(self) -> None:
         """Release it, once. What cannot be given back now ends by its time to live."""
         if self._is_returned:
             return
@@ -87,7 +87,7 @@ class CommandLease:
         if self._keeping is not None:
             self._keeping.join()
         try:
-            busy_s = self._let_go()
+            busy_s = self._stop_renewal()
             if not self.is_lost:
                 self.end = self._released(busy_s)
         except SubletError:
@@ -95,7 +95,7 @@ class CommandLease:
         finally:
             self.direct.close()
 
-    def _let_go(self) -> float:
+    def _stop_renewal(self) -> float:
         if self._kept is None:
             return (boottime_ns() - self._since_ns) / 1e9
         from sublet.client.fabric import stop_keeping
@@ -207,7 +207,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> CommandLease:
 def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
     """What is said while one waits: to a person at once, to a log only if it lasts."""
     from sublet.background import start_timer
-    from sublet.cli.acquire import offered, told
+    from sublet.cli.acquire import offered, position_text
     from sublet.client.operations import Hooks
 
     timer: threading.Timer | None = None
@@ -219,9 +219,9 @@ def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
             timer.cancel()
         left_s = since_s + SAY_WAITING_AFTER_S - time.monotonic()
         if line.live or left_s <= 0:
-            line.set(told(place))
+            line.set(position_text(place))
             return
-        timer = start_timer("say_waiting", left_s, lambda: line.set(told(place)))
+        timer = start_timer("say_waiting", left_s, lambda: line.set(position_text(place)))
 
     try:
         yield Hooks(on_place=on_place, on_offer=lambda offer: offered(line, offer))

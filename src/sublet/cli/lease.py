@@ -120,7 +120,9 @@ def renew(
     known = office.get(path)["lease"]
     office.post(f"{path}/renew", {"epoch": at_epoch or known["epoch"], "ttl": ttl})
     view = office.get(path)["lease"]
-    return say_lease(view, f"Lease {view['id']} was renewed: it ends in {seconds(view['remaining'])}.", as_json=as_json)
+    return print_lease(
+        view, f"Lease {view['id']} was renewed: it ends in {seconds(view['remaining'])}.", as_json=as_json
+    )
 
 
 def release(*, lease: LeaseArg, as_json: AsJson = False) -> int:
@@ -128,7 +130,7 @@ def release(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     view: Json = CommandOffice.reach().post(
         f"/v1/leases/{CommandOffice.quote(lease)}/release", {"request_id": CommandOffice.request_id()}
     )
-    return say_lease(view, f"Lease {view['id']} is {view['status']}{_because(view)}.", as_json=as_json)
+    return print_lease(view, f"Lease {view['id']} is {view['status']}{_because(view)}.", as_json=as_json)
 
 
 def revoke(
@@ -153,7 +155,7 @@ def revoke(
         said = f"The holder of {view['id']} has notice: the lease ends in {seconds(view['notice']['in_seconds'])}."
     else:
         said = f"Lease {view['id']} is {view['status']}{_because(view)}."
-    return say_lease(view, said, as_json=as_json)
+    return print_lease(view, said, as_json=as_json)
 
 
 _GOES_FIRST = {
@@ -185,7 +187,7 @@ def listing(leases: Iterable[Json]) -> str:
     return table(heads, [_row(lease) for lease in leases])
 
 
-def say_lease(view: Json, sentence: str, *, as_json: bool) -> int:
+def print_lease(view: Json, sentence: str, *, as_json: bool) -> int:
     """The lease as a document, or a sentence about it."""
     if as_json:
         document(view)

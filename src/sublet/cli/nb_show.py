@@ -44,7 +44,7 @@ class ProgressLines(JobProgress):
     def begun(self, record: JobRecord, restored: int) -> None:
         self._cells = record.cells
         if record.done:
-            self._line.say(f"goes on from cell {record.done + 1}, with {plural(restored, 'variable')} restored")
+            self._line.print_above(f"goes on from cell {record.done + 1}, with {plural(restored, 'variable')} restored")
 
     def waiting(self, why: str) -> None:
         self._line.set(lambda waited: f"{why} ({waited:.0f}s)" if waited >= 1 else why)
@@ -59,16 +59,18 @@ class ProgressLines(JobProgress):
         device = paint(f"  {parts}", "dim") if parts else ""
         if number == self._cells and self._line.live:
             self._line.set(lambda _waited: "gives its leases back, writes the page")
-        self._line.say(f"{paint('ok', 'green')}   {self._at(number)} {seconds:6.2f}s  {visible(self._source)}{device}")
+        self._line.print_above(
+            f"{paint('ok', 'green')}   {self._at(number)} {seconds:6.2f}s  {visible(self._source)}{device}"
+        )
 
     def note(self, text: str) -> None:
-        self._line.say(visible(text))
+        self._line.print_above(visible(text))
 
     def again(self, number: int, why: str) -> None:
-        self._line.say(f"{paint('again', 'yellow')}{self._at(number)}          {visible(why)}")
+        self._line.print_above(f"{paint('again', 'yellow')}{self._at(number)}          {visible(why)}")
 
     def failed(self, number: int, traceback: str) -> None:
-        self._line.say(f"{paint('fail', 'red')} {self._at(number)}          {visible(self._source)}")
+        self._line.print_above(f"{paint('fail', 'red')} {self._at(number)}          {visible(self._source)}")
         if traceback:
             sys.stdout.flush()
             sys.stderr.write(traceback if sys.stderr.isatty() else _plain(traceback))
@@ -77,7 +79,7 @@ class ProgressLines(JobProgress):
     def end(self, record: JobRecord) -> None:
         """After the last cell."""
         if record.unsaved:
-            self._line.say(f"not saved with the variables: {visible('; '.join(record.unsaved))}")
+            self._line.print_above(f"not saved with the variables: {visible('; '.join(record.unsaved))}")
 
     def _at(self, number: int) -> str:
         width = len(str(self._cells))

@@ -260,7 +260,7 @@ def _check_same(running: Json | None, host_gpus: HostGpus | None, shared: Path |
     raise OfficeDiffers(
         f"the office that runs (pid {running['pid']}) {by} and has {devices or 'no GPU'}"
         f"{' and no shared socket' if shared is not None and had.shared is None else ''}, "
-        f"not {wanted.words()}",
+        f"not {wanted.option_text()}",
         do=f"Use it as it is, or end it with `sublet down`, then `{wanted.command()}`.",
     )
 

@@ -62,7 +62,7 @@ class LiveLine:
             write()
         self._paint()
 
-    def say(self, line: str) -> None:
+    def print_above(self, line: str) -> None:
         """A line that stays, above the live one."""
         with self._lock:
             self._write((_WIPE if self.live else "") + line + "\n")

@@ -179,7 +179,7 @@ def run(
             say_error(failed, as_json=False)
             return failed.exit_code
         with conversation:
-            attendance.run(on_lasting=lease.keep, on_exited=lease.try_to_give_back)
+            attendance.run(on_lasting=lease.keep, on_exited=lease.try_release)
             return _status(lease, attendance)
 
 
@@ -187,10 +187,10 @@ def _status(lease: CommandLease, attendance: Attendance) -> int:
     """What it came to, said in a sentence where it was not the command's own doing."""
     if attendance.lost is not None:
         lease.is_lost = isinstance(attendance.lost, LeaseNotActive)
-        _say(*_why_lost(lease, attendance.lost))
+        _print_error(*_why_lost(lease, attendance.lost))
         return ENDED
     code = 0 if attendance.exit_code is None else attendance.exit_code
-    lease.try_to_give_back()
+    lease.try_release()
     reason = attendance.reason or attendance.told
     code = with_what_was_lost(attendance, code)
     if reason is None:
@@ -198,13 +198,13 @@ def _status(lease: CommandLease, attendance: Attendance) -> int:
             _hint_host_device(attendance)
         return code
     if reason == "out_of_memory":
-        _say("the command used more memory than its lease has, and was ended", "Ask for more with --memory.")
+        _print_error("the command used more memory than its lease has, and was ended", "Ask for more with --memory.")
         return code
     if lease.end is None and not lease.is_silent and attendance.told is None:
         return code  # it was stopped alone, and the lease was ours until now
     end = lease.end or {"reason": reason, "detail": ""}
     detail = f", {end['detail']}" if end["detail"] else ""
-    _say(f"lease {lease.id} ended under the command: {end['reason']}{detail}", _what_now(end["reason"]))
+    _print_error(f"lease {lease.id} ended under the command: {end['reason']}{detail}", _what_now(end["reason"]))
     return ENDED
 
 
@@ -213,7 +213,7 @@ def _hint_host_device(attendance: Attendance) -> None:
     from sublet.devices.no_gpu import HOST_DEVICE_HINT, misses_a_gpu
 
     if misses_a_gpu(attendance.last_words.decode("utf-8", "replace")):
-        _say("the command found no GPU", HOST_DEVICE_HINT)
+        _print_error("the command found no GPU", HOST_DEVICE_HINT)
 
 
 def _why_lost(lease: CommandLease, lost: SubletError) -> tuple[str, str]:
@@ -239,7 +239,7 @@ def _what_now(reason: str) -> str:
             return "Run it again when the hardware is free; `sublet status` says so."
 
 
-def _say(sentence: str, do: str) -> None:
+def _print_error(sentence: str, do: str) -> None:
     sys.stderr.write(f"sublet: {visible(sentence)}\n")
     if do:
         sys.stderr.write(f"  {visible(do)}\n")

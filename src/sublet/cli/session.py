@@ -172,7 +172,7 @@ def ls(
     views: list[Json] = []
     if are_recorded():
         fabric, sessions = _reach()
-        views = session_views(fabric, [one for one in sessions.settle() if everything or not one.is_over])
+        views = session_views(fabric, [one for one in sessions.reconcile() if everything or not one.is_over])
     if as_json:
         document(views)
         return DONE
@@ -300,7 +300,7 @@ def _reach() -> tuple[Fabric, Sessions[Lease]]:
 
 def _reconciled(sessions: Sessions[Lease], session: str) -> Session:
     found = sessions.find(session)
-    sessions.settle()
+    sessions.reconcile()
     return sessions.find(found.id)
 
 

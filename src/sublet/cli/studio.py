@@ -251,7 +251,7 @@ def _serve(
             _log.warning("No office could be started: %s", error)
 
     start_thread("studio_office", office)  # people are served meanwhile, and told that it is away
-    people = made.go_on(failed)  # a database that a full disk keeps closed is found before people come
+    people = made.repeat_requests(failed)  # a database that a full disk keeps closed is found before people come
     print(f"The studio is up: pid {os.getpid()}, {where}. Ctrl-C ends it; leases go on.", flush=True)
     _log.info("Started.", extra=fields(event="started", pid=os.getpid(), address=where))
     if settings.hub_api is None and not people:

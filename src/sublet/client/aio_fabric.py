@@ -95,7 +95,7 @@ async def connect(
     with shortage_explained():
         fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
         try:
-            await fabric._greet()
+            await fabric._check_office()
         except BaseException:
             await fabric.close()
             raise
@@ -173,7 +173,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
             return
         self._book.closing = True
         for held in self._book.live:
-            self._book.let_go(held)
+            self._book.begin_release(held)
         if self._closing is None or self._closing.done() or self._closing.get_loop() is not asyncio.get_running_loop():
             self._closing = asyncio.create_task(self._close(patience))
         await asyncio.shield(self._closing)
@@ -200,12 +200,12 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
     async def _return(self, owed: Owed, patience_s: float) -> None:
         """No office is started only to hear this."""
         await run_program(self._core.give_back(owed, patience_s), self._transport.exchange, _not_started)
-        self._book.given_back(owed)
+        self._book.release_done(owed)
 
     async def _return_many(self, owed: Sequence[Owed], patience_s: float) -> None:
         await run_program(self._core.release_many(owed, patience_s), self._transport.exchange, _not_started)
         for one in owed:
-            self._book.given_back(one)
+            self._book.release_done(one)
 
     # ---- acquiring
 
@@ -228,7 +228,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
             owed.is_held = is_held
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
-        return Acquiring(lambda: self._take(program, lambda grant, owed: self._open(grant, policy, owed)))
+        return Acquiring(lambda: self._run_and_open(program, lambda grant, owed: self._open(grant, policy, owed)))
 
     async def release(self, leases: Iterable[Lease]) -> None:
         """Give back leases of this fabric in one message; see `Lease.release`."""
@@ -270,7 +270,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
 
     async def lease(self, lease: LeaseId | str) -> LeaseView:
         """One lease as the office knows it."""
-        return await self._run(self._core.look(LeaseId(lease)))
+        return await self._run(self._core.get_lease(LeaseId(lease)))
 
     async def wait_ended(
         self,
@@ -372,12 +372,12 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
                     with contextlib.suppress(Disconnected):  # the office has ended it already
                         await old.release()
                 if isinstance(goes_on, Lease):
-                    lease._go_on_from(goes_on)
+                    lease._resume_from(goes_on)
                 lease._takes_up = goes_on is not None and lease._blocking_lease is None
 
             try:
                 with contextlib.nullcontext() if old is None else old._kept():
-                    return await self._take(
+                    return await self._run_and_open(
                         lambda owed: self._core.acquire(request, hooks, owed),
                         lambda grant, owed: self._open(grant, asked.policy, owed),
                         complete,
@@ -395,7 +395,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
             line = QueueLine()
             hooks = Hooks(on_place=line.show if asked.on_place is None and line.wanted else asked.on_place)
             try:
-                return await self._take(
+                return await self._run_and_open(
                     lambda owed: self._core.acquire_many(request, hooks, owed),
                     lambda grants, owed: self._open_many(grants, asked.policy, owed),
                 )
@@ -404,7 +404,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
 
         return Acquiring(work)
 
-    async def _take(
+    async def _run_and_open(
         self,
         program: Callable[[Owed], Program[G]],
         opened: Callable[[G, Owed], H],
@@ -424,12 +424,12 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
             return made.pop()  # no variable keeps it: if the caller does not get it, nothing does
         except BaseException as error:
             owed.left = True
-            self._give_up(owed)
+            self._release_in_background(owed)
             if self._closed and isinstance(error, LeaseEnded):  # close() has withdrawn the request
                 raise closed_error() from error
             raise
 
-    def _give_up(self, owed: Owed) -> None:
+    def _release_in_background(self, owed: Owed) -> None:
         if owed.done:
             self._book.owed.discard(owed)
             return
@@ -469,13 +469,13 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
         """With blocking calls: where no loop runs that could do it."""
         self._book.closing = True
         for held in self._book.live:
-            self._book.let_go(held)
+            self._book.begin_release(held)
         for owed in list(self._book.owed):
             owed.under_way, owed.retry_ns = False, 0
         transport = Transport(self.address, self._clock, wire=WIRE_VERSION, ca=self._ca)
         until_ns = self._clock.now_ns() + round(patience_s * NS_PER_S)
         try:
-            give_back_all(self._core, self._book, transport, self._clock, until_ns, self._book.to_give_back())
+            give_back_all(self._core, self._book, transport, self._clock, until_ns, self._book.due_releases())
         finally:
             transport.close()
 
@@ -511,7 +511,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
     async def _run(self, program: Program[T]) -> T:
         return await run_program(program, self._transport.exchange, self._revive)
 
-    async def _greet(self) -> None:
+    async def _check_office(self) -> None:
         is_ours = self._start and self.address.home is not None
         for attempt in range(HELLO_TRIES):
             if self._start:

@@ -116,11 +116,13 @@ class AioKeeper:
 
     def _begin_what_is_due(self) -> None:
         self._wake.clear()
-        for program in background_requests.give_back_what_is_owed(self._core, self._book, self._book.to_give_back()):
+        for program in background_requests.give_back_what_is_owed(self._core, self._book, self._book.due_releases()):
             self._begin(program)
         while (batch := self._book.collect()).attempts:
             self._begin(background_requests.renew(self._core, self._book, batch))
-        for program in background_requests.say_all(self._core, self._book, self._book.words()):
+        for program in background_requests.report_all_activity(
+            self._core, self._book, self._book.pending_activity_reports()
+        ):
             self._begin(program)
         if self._book.live and (self._listening is None or self._listening.done()):
             self._listening = start_task("news", self._listen, again=True)
@@ -138,13 +140,13 @@ class AioKeeper:
                 failures = 0
                 # What happened before the stream was open is not in it.
                 self._begin(background_requests.catch_up(self._core, self._book))
-                await self._hear(stream)
+                await self._read_events(stream)
             if not self._book.live:
                 return
             await asyncio.sleep(LISTEN_AGAIN_S[min(failures, len(LISTEN_AGAIN_S) - 1)])
             failures += 1
 
-    async def _hear(self, stream: AioStream) -> None:
+    async def _read_events(self, stream: AioStream) -> None:
         """Until the stream breaks, falls silent, or is no longer wanted."""
         reader = EventReader()
         heard_ns = live_ns = self._clock.now_ns()
@@ -161,7 +163,7 @@ class AioKeeper:
                     continue
                 heard_ns = self._clock.now_ns()
                 for event in reader.feed(raw):
-                    if self._book.heard(event):
+                    if self._book.on_event(event):
                         self._begin(background_requests.catch_up(self._core, self._book))
                 self._wake.set()
         except Disconnected:

@@ -56,7 +56,7 @@ class Lease(LoopLease):
             self._could_not_release(failed, error)
         except BaseException:
             self._held.owed.left = True  # at once: the next interrupt may come with the call
-            self._give_up()
+            self._release_in_background()
             raise
 
     def __del__(self) -> None:
@@ -78,7 +78,7 @@ class Lease(LoopLease):
                 self._released(await self._fabric._run(self._letting_go(self._fabric._core)))
         except BaseException:
             self._held.owed.left = True  # at once: the next interrupt may come with the call
-            self._give_up()
+            self._release_in_background()
             raise
         finally:
             await self._close_what_runs()
@@ -202,7 +202,7 @@ class Lease(LoopLease):
             self._blocking_lease = new_blocking_lease(self)
         return AioCalls(self, Options() if options is None else options)
 
-    def _go_on_from(self, old: Lease) -> None:
+    def _resume_from(self, old: Lease) -> None:
         """What ran under that one was parked, and is under this one now; see `sublet.Lease`."""
         from sublet.compute.aio_calls import new_blocking_lease
 
@@ -223,10 +223,10 @@ class Lease(LoopLease):
         finally:
             self._stop_listening(changes.put_nowait)
 
-    def _give_up(self) -> None:
+    def _release_in_background(self) -> None:
         """Giving it back was interrupted, or not answered: that goes on in the background."""
         if not self._left and os.getpid() == self._pid:
-            self._fabric._give_up(self._held.owed)
+            self._fabric._release_in_background(self._held.owed)
 
     def _wake(self) -> None:
         self._fabric._keeper.wake()

@@ -61,34 +61,36 @@ def renew_one(core: OfficeOperations, book: LeaseTable, attempt: Attempt, timeou
     return outcome_of(attempt, answer, None, "")
 
 
-def say_all(core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]) -> list[Program[None]]:
+def report_all_activity(
+    core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]
+) -> list[Program[None]]:
     """Tell the office that leases became busy or idle: side by side, but on a bounded number of connections."""
-    return [_say_some(core, book, words[start::SAID_AT_ONCE]) for start in range(min(len(words), SAID_AT_ONCE))]
+    return [_report_some(core, book, words[start::SAID_AT_ONCE]) for start in range(min(len(words), SAID_AT_ONCE))]
 
 
-def _say_some(core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]) -> Program[None]:
+def _report_some(core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]) -> Program[None]:
     for word in words:
-        yield from say(core, book, word)
+        yield from report_activity(core, book, word)
 
 
-def say(core: OfficeOperations, book: LeaseTable, word: ActivityReport) -> Program[None]:
+def report_activity(core: OfficeOperations, book: LeaseTable, word: ActivityReport) -> Program[None]:
     """Tell the office that a lease became busy or idle."""
     held = word.held
     try:
         yield from core.say_activity(held.id, held.epoch, active=word.active, busy_s=word.busy_ns / NS_PER_S)
     except SubletError as error:
         # What the office refuses (the lease is over, say) is no use repeating; the renewal will tell.
-        book.said(word, heard=not isinstance(error, Disconnected))
+        book.activity_reported(word, heard=not isinstance(error, Disconnected))
     else:
-        book.said(word, heard=True)
+        book.activity_reported(word, heard=True)
 
 
 def give_back_what_is_owed(core: OfficeOperations, book: LeaseTable, owed: Sequence[Owed]) -> list[Program[None]]:
     """Give back what nothing in this program holds: several leases in one message, anything else by itself."""
     plain = [one for one in owed if one.is_plain]
     if len(plain) < 2:
-        return [give_back(core, book, one) for one in owed]
-    return [_give_back_many(core, book, plain), *(give_back(core, book, one) for one in owed if not one.is_plain)]
+        return [retry_release(core, book, one) for one in owed]
+    return [_give_back_many(core, book, plain), *(retry_release(core, book, one) for one in owed if not one.is_plain)]
 
 
 def _give_back_many(core: OfficeOperations, book: LeaseTable, owed: Sequence[Owed]) -> Program[None]:
@@ -98,32 +100,32 @@ def _give_back_many(core: OfficeOperations, book: LeaseTable, owed: Sequence[Owe
         again = isinstance(error, Disconnected) or error.transient
         for one in owed:
             if again and not one.done:
-                book.not_given_back(one)
+                book.release_failed(one)
             else:
-                book.given_back(one)
+                book.release_done(one)
     except BaseException:  # whatever carried this out has ended
         for one in owed:
-            book.not_given_back(one)
+            book.release_failed(one)
         raise
     else:
         for one in owed:
-            book.given_back(one)
+            book.release_done(one)
 
 
-def give_back(core: OfficeOperations, book: LeaseTable, owed: Owed) -> Program[None]:
+def retry_release(core: OfficeOperations, book: LeaseTable, owed: Owed) -> Program[None]:
     """Give back what nothing in this program holds. If the office cannot be reached, it is tried again later."""
     try:
         yield from core.give_back(owed)
     except SubletError as error:
         if isinstance(error, Disconnected) or error.transient:
-            book.not_given_back(owed)
+            book.release_failed(owed)
         else:
-            book.given_back(owed)
+            book.release_done(owed)
     except BaseException:  # whatever carried this out has ended
-        book.not_given_back(owed)
+        book.release_failed(owed)
         raise
     else:
-        book.given_back(owed)
+        book.release_done(owed)
 
 
 def catch_up(core: OfficeOperations, book: LeaseTable) -> Program[None]:
@@ -135,7 +137,7 @@ def catch_up(core: OfficeOperations, book: LeaseTable) -> Program[None]:
             book.seen(view, as_of_ns=as_of_ns)
         for held in book.missing(views):
             try:
-                view = yield from core.look(held.id)
+                view = yield from core.get_lease(held.id)
             except NotFound:
                 book.ended(held, LeaseEnd(reason=EndReason.EXPIRED, at=book.now_text(), detail=_FORGOTTEN))
             else:

@@ -111,7 +111,7 @@ def connect(
     with shortage_explained():
         fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
         try:
-            fabric._greet()
+            fabric._check_office()
         except BaseException:
             fabric.close()
             raise
@@ -135,11 +135,11 @@ class Fabric(LeaseRequests[Lease, Leases]):
         self._bound = bound
         self._core = OfficeOperations(clock, partial(was_ended, address.home))
         self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
-        self._furnish(closed=False)
+        self._init_process_state(closed=False)
         self._is_over = False
         _fabrics.add(self)
 
-    def _furnish(self, *, closed: bool) -> None:
+    def _init_process_state(self, *, closed: bool) -> None:
         """What belongs to one process: a fork begins with its own."""
         self._lock = threading.RLock()
         self._book = LeaseTable(self._clock, new_request_id)
@@ -178,7 +178,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
         with self._lock:
             self._book.closing = True
             for held in self._book.live:
-                self._book.let_go(held)
+                self._book.begin_release(held)
         self._give_back_all(until_ns)
         if self._guest_watch is not None:
             self._guest_watch.close()
@@ -210,7 +210,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
             owed.is_held = is_held
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
-        return self._take(program, lambda grant, owed: self._open(grant, policy, owed))
+        return self._run_and_open(program, lambda grant, owed: self._open(grant, policy, owed))
 
     def release(self, leases: Iterable[Lease]) -> None:
         """Give back leases of this fabric in one message; see `Lease.release`."""
@@ -237,7 +237,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
 
     def lease(self, lease: LeaseId | str) -> LeaseView:
         """One lease as the office knows it."""
-        return self._run(self._core.look(LeaseId(lease)))
+        return self._run(self._core.get_lease(LeaseId(lease)))
 
     def wait_ended(
         self,
@@ -335,12 +335,12 @@ class Fabric(LeaseRequests[Lease, Leases]):
                 with contextlib.suppress(Disconnected):  # the office has ended it already
                     old.release()
             if isinstance(goes_on, Lease):
-                lease._go_on_from(goes_on)
+                lease._resume_from(goes_on)
             lease._takes_up = goes_on is not None and lease._workers is None
 
         try:
             with contextlib.nullcontext() if old is None else old._kept():
-                return self._take(
+                return self._run_and_open(
                     lambda owed: self._core.acquire(request, hooks, owed),
                     lambda grant, owed: self._open(grant, asked.policy, owed),
                     complete,
@@ -354,14 +354,14 @@ class Fabric(LeaseRequests[Lease, Leases]):
         asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
         request, hooks = ask_many(asked, count, at_least), Hooks(on_place=on_place)
         try:
-            return self._take(
+            return self._run_and_open(
                 lambda owed: self._core.acquire_many(request, hooks, owed),
                 lambda grants, owed: self._open_many(grants, asked.policy, owed),
             )
         finally:
             line.clear()
 
-    def _take(
+    def _run_and_open(
         self,
         program: Callable[[Owed], Program[G]],
         opened: Callable[[G, Owed], H],
@@ -385,7 +385,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
                     raise closed_error()
                 self._keeper.prepare()
                 self._book.owed.add(owed)
-                self._keeper.mind_what_is_owed()
+                self._keeper.wake_for_releases()
             made = [opened(self._run(program(owed), exchange), owed)]
             if complete is not None:
                 complete(made[0])
@@ -393,7 +393,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
             return made.pop()  # no variable keeps it: if the caller does not get it, nothing does
         except BaseException as error:
             owed.left = True
-            self._give_up(owed)
+            self._release_in_background(owed)
             if self._closed and isinstance(error, LeaseEnded):  # close() has withdrawn the request
                 raise closed_error() from error
             raise
@@ -435,7 +435,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
             for lease in mine:
                 lease._close_what_runs()
 
-    def _give_up(self, owed: Owed) -> None:
+    def _release_in_background(self, owed: Owed) -> None:
         """See that it is given back: by the keeper, or here where there is none any more."""
         if owed.done:
             self._book.owed.discard(owed)
@@ -452,7 +452,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
     def _run(self, program: Program[T], exchange: Callable[[HttpCall], HttpReply] | None = None) -> T:
         return run_program(program, exchange or self._transport.exchange, self._reviver())
 
-    def _greet(self) -> None:
+    def _check_office(self) -> None:
         """See that an office of a version we can talk to is there."""
         is_ours = self._start and self.address.home is not None
         for attempt in range(HELLO_TRIES):
@@ -480,7 +480,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
 
     def _after_fork(self) -> None:
         self._transport.after_fork()
-        self._furnish(closed=self._closed)
+        self._init_process_state(closed=self._closed)
 
 
 def closed_error() -> SubletError:
@@ -516,7 +516,7 @@ def give_back_all(
                 run_program(core.give_back(group[0], left_s / 2), exchange, lambda: None)
         for one in group:
             if one.done:
-                book.given_back(one)
+                book.release_done(one)
             else:
                 one.tries += 1
 
@@ -575,13 +575,13 @@ def _before_fork() -> None:
         _kept_still.append(fabric._lock)
 
 
-def _go_on() -> None:
+def _release_locks() -> None:
     while _kept_still:
         _kept_still.pop().release()
 
 
 def _in_child() -> None:
-    _go_on()
+    _release_locks()
     for fabric in list(_fabrics):
         fabric._after_fork()
 
@@ -589,7 +589,7 @@ def _in_child() -> None:
 for _ in range(2):  # an interrupt may end the first call before it has begun
     atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_release_locks, after_in_child=_in_child)
 
 
 # -------------------------------------------------------------------------------------------------------------- keeping

@@ -217,7 +217,7 @@ class Guest:
                 rest = rest[sent:]
                 conversation.flush(1.0)
                 if not sent:
-                    self._look(conversation.wait(0.2))
+                    self._on_events(conversation.wait(0.2))
 
     def close_stdin(self) -> None:
         """Nothing more comes: it finds the end of its input."""
@@ -254,12 +254,12 @@ class Guest:
             self._stdin = attach(conversation, Attach(guest=self.id, offset=-1, stdin=True)).stdin
         return conversation
 
-    def _look(self, happenings: Sequence[Happening]) -> None:
+    def _on_events(self, happenings: Sequence[Happening]) -> None:
         for happening in happenings:
             if isinstance(happening, Over):
                 raise happening.error or Disconnected("the supervisor hung up")
 
-    def _heard(self, happening: Happening) -> bool:
+    def _on_event(self, happening: Happening) -> bool:
         """News, on the thread that watches. True: there is nothing more to come."""
         match happening:
             case Event(body=body):
@@ -438,7 +438,7 @@ def begin(
             if guest.exit_code is not None:
                 conversation.close()
             else:
-                watch.add(conversation, guest._heard)
+                watch.add(conversation, guest._on_event)
         except BaseException:
             guest._ended()
             with contextlib.suppress(SubletError, OSError):

@@ -178,7 +178,7 @@ class LeaseFacts:
         policy.check(self._held.holder.ttl_ns)
         with self._lock:
             self._held.holder.use(policy)
-            self._book.look_again(self._held)
+            self._book.reschedule(self._held)
         self._wake()
 
     @contextlib.contextmanager
@@ -260,13 +260,13 @@ class LeaseFacts:
         try:
             with self._lock:
                 holder.use(replace(policy, mode=RenewMode.ALWAYS))
-                self._book.look_again(self._held)
+                self._book.reschedule(self._held)
                 self._wake()
             yield
         finally:
             with self._lock:
                 holder.use(policy)
-                self._book.look_again(self._held)
+                self._book.reschedule(self._held)
 
     def _is_returned(self) -> bool:
         """Whether there is nothing to give back: the office knows, or the time ran out, which it knows by itself. What
@@ -278,13 +278,13 @@ class LeaseFacts:
     def _letting_go(self, core: OfficeOperations) -> Program[LeaseView | None]:
         """From here on nothing starts under it; what is returned tells the office."""
         with self._lock:
-            self._book.let_go(self._held)
+            self._book.begin_release(self._held)
         return core.release(self.id, request_id=self._held.release_id, busy_s=self._held.owed.busy_s)
 
     def _to_let_go(self) -> Owed:
         """The same for several at once: what is owed for it."""
         with self._lock:
-            self._book.let_go(self._held)
+            self._book.begin_release(self._held)
         return self._held.owed
 
     def _released(self, view: LeaseView | None) -> None:
@@ -292,7 +292,7 @@ class LeaseFacts:
         with self._lock:
             if view is not None and view.end is not None:
                 self._book.ended(self._held, end_of(view.end))
-            self._book.given_back(self._held.owed)
+            self._book.release_done(self._held.owed)
 
     def _could_not_release(self, failed: SubletError, error: BaseException | None) -> None:
         text = f"lease {self.id} could not be given back yet; it is tried again until its time to live ends: {failed}"
@@ -367,7 +367,7 @@ class FabricLink(Protocol):
     def _watch(self) -> GuestWatch: ...
     def _run(self, program: Program[T], /) -> T: ...
     def close(self, patience: float, /) -> None: ...
-    def _give_up(self, owed: Owed, /) -> None: ...
+    def _release_in_background(self, owed: Owed, /) -> None: ...
     def lease(self, lease: LeaseId | str, /) -> LeaseView: ...
 
 
@@ -407,7 +407,7 @@ class LoopFabric(Protocol):
     @property
     def _watch(self) -> GuestWatch: ...
     async def _run(self, program: Program[T], /) -> T: ...
-    def _give_up(self, owed: Owed, /) -> None: ...
+    def _release_in_background(self, owed: Owed, /) -> None: ...
     def _unbind(self, lease: LeaseId, epoch: Epoch, /) -> None: ...
     def _deliver(self, callback: Callable[[Any], Any], what: object, /) -> None: ...
     async def lease(self, lease: LeaseId | str, /) -> LeaseView: ...

@@ -64,7 +64,7 @@ class Lease(LeaseHandle):
             self._could_not_release(failed, error)
         except BaseException:
             self._held.owed.left = True  # at once: the next interrupt may come with the call
-            self._give_up()
+            self._release_in_background()
             raise
 
     def __del__(self) -> None:
@@ -94,7 +94,7 @@ class Lease(LeaseHandle):
                 self._released(self._fabric._run(self._letting_go(self._fabric._core)))
         except BaseException:
             self._held.owed.left = True  # at once: the next interrupt may come with the call
-            self._give_up()
+            self._release_in_background()
             raise
         finally:
             self._close_what_runs()
@@ -256,7 +256,7 @@ class Lease(LeaseHandle):
 
         return Calls(self, Options() if options is None else options)
 
-    def _go_on_from(self, old: Lease) -> None:
+    def _resume_from(self, old: Lease) -> None:
         """What ran under that one was parked, and is under this one now: workers with what they keep and the calls they
         have not answered yet."""
         with old._lock:
@@ -294,10 +294,10 @@ class Lease(LeaseHandle):
         finally:
             self._stop_listening(changes.put)
 
-    def _give_up(self) -> None:
+    def _release_in_background(self) -> None:
         """Giving it back was interrupted, or not answered: that goes on in the background."""
         if not self._left and os.getpid() == self._pid:
-            self._fabric._give_up(self._held.owed)
+            self._fabric._release_in_background(self._held.owed)
 
     def _wake(self) -> None:
         self._fabric._keeper.wake_in_time()

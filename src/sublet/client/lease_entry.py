@@ -93,7 +93,7 @@ class LeaseEntry:
             for part in self.view.parts
         )
 
-    def tell(self, what: str, detail: str = "") -> None:
+    def notify(self, what: str, detail: str = "") -> None:
         """Tell every listener; the end is told once."""
         if what == "ended":
             if self._told_over:

@@ -103,7 +103,7 @@ class LeaseTable:
             if view.notice is not None:
                 held.heard_ns = now_ns
                 self._noticed(held, view, now_ns, since_ns=grant.sent_ns)
-            self._pulse(held, now_ns)
+            self._on_busy_change(held, now_ns)
         return held
 
     def hand_over(self, held: LeaseEntry) -> Holder:
@@ -112,7 +112,7 @@ class LeaseTable:
         self._manager.unregister(held.id)
         return held.holder
 
-    def let_go(self, held: LeaseEntry) -> None:
+    def begin_release(self, held: LeaseEntry) -> None:
         """Before a release is sent: nothing starts any more, and nothing is renewed. It stays in ``owed`` until the
         office has confirmed that it is over."""
         owed, now_ns = held.owed, self._clock.now_ns()
@@ -121,9 +121,9 @@ class LeaseTable:
         owed.until_ns = held.holder.deadline_ns
         self.owed.add(owed)
         held.returned = True
-        held.holder.let_go(now_ns)
+        held.holder.begin_release(now_ns)
         self._forget(held)
-        held.tell("ended")
+        held.notify("ended")
 
     def leave(self, held: LeaseEntry) -> None:
         """Neither renewed nor released: it lives on to its deadline, so that a program can attach to it."""
@@ -131,17 +131,17 @@ class LeaseTable:
 
     def ended(self, held: LeaseEntry, end: LeaseEnd) -> None:
         """The office says that it is over."""
-        self.given_back(held.owed)
+        self.release_done(held.owed)
         held.holder.ended(end, self._clock.now_ns())
         self._forget(held)
-        held.tell("ended")
+        held.notify("ended")
 
     def refresh(self, held: LeaseEntry) -> None:
         """Time has passed: a look at the lease must not show what its own clock knows to be over."""
         held.holder.tick(self._clock.now_ns())
         if held.by_hand and held.over:  # otherwise the manager says so, when it comes to it
             self._forget(held)
-            held.tell("ended")
+            held.notify("ended")
 
     def now_text(self) -> str:
         """This moment, for people."""
@@ -157,12 +157,12 @@ class LeaseTable:
 
     # ---- what is to be given back
 
-    def to_give_back(self) -> list[Owed]:
-        """What is to be given back now. Each is handed out until ``not_given_back`` says that it failed."""
+    def due_releases(self) -> list[Owed]:
+        """What is to be given back now. Each is handed out until ``release_failed`` says that it failed."""
         now_ns, found = self._clock.now_ns(), []
         if self.closing:
             for held in self.live:
-                self.let_go(held)
+                self.begin_release(held)
         while self.dropped:
             self._orphaned(self.dropped.popleft())
         while self.abandoned:
@@ -185,7 +185,7 @@ class LeaseTable:
             if owed.under_way or now_ns < owed.retry_ns or not (owed.left or self.closing):
                 continue
             if owed.held is not None and not owed.held.returned and not owed.held.confirmed:
-                self.let_go(owed.held)
+                self.begin_release(owed.held)
             elif owed.until_ns is None:
                 owed.until_ns = now_ns + REQUEST_LIVES_NS
                 if owed.attaching is not None and not self.closing:  # it may yet arrive, or be asked for again
@@ -207,21 +207,21 @@ class LeaseTable:
                 self.owed.add(member)
         self.owed.discard(whole)
 
-    def given_back(self, owed: Owed) -> None:
+    def release_done(self, owed: Owed) -> None:
         """The office knows that it is over, or has nothing of it."""
         owed.done = True
         if owed.held is not None:
             owed.held.confirmed = True
         self.owed.discard(owed)
 
-    def not_given_back(self, owed: Owed) -> None:
+    def release_failed(self, owed: Owed) -> None:
         """The office did not answer: it is tried again."""
         owed.tries += 1
         owed.retry_ns = self._clock.now_ns() + RETURN_AGAIN_NS
         owed.under_way = False
 
     def next_return_ns(self) -> int | None:
-        """When ``to_give_back`` should be asked again."""
+        """When ``due_releases`` should be asked again."""
         moments = [owed.retry_ns for owed in list(self.owed) if not owed.under_way and (owed.left or self.closing)]
         if self._held or self.owed:
             moments.append(self._sweep_ns)
@@ -254,8 +254,8 @@ class LeaseTable:
             holder.begin(now_ns if since_ns is None else since_ns)
         elif not held.activities and holder.busy:
             holder.finish(now_ns)
-        self.look_again(held)
-        self._pulse(held, now_ns)
+        self.reschedule(held)
+        self._on_busy_change(held, now_ns)
 
     # ---- what is due
 
@@ -265,7 +265,7 @@ class LeaseTable:
         self._say_news()
         return batch
 
-    def words(self) -> list[ActivityReport]:
+    def pending_activity_reports(self) -> list[ActivityReport]:
         """What became busy or idle since the office was told. Handed out once; a renewal says it again."""
         now_ns, found = self._clock.now_ns(), []
         for held in list(self._to_tell.values()):
@@ -278,11 +278,11 @@ class LeaseTable:
                 found.append(ActivityReport(held, now_ns))
         return found
 
-    def said(self, word: ActivityReport, *, heard: bool) -> None:
+    def activity_reported(self, word: ActivityReport, *, heard: bool) -> None:
         """Whether the office heard it. If not, it is said again, unless it has become untrue by then."""
         held = word.held
         if heard:
-            held.holder.busy_time.said(word.busy_total_ns)
+            held.holder.busy_time.reported(word.busy_total_ns)
         elif not held.over:
             held.said_idle = word.active
             held.idle_due_ns = self._clock.now_ns() + SAY_AGAIN_AFTER_NS
@@ -314,13 +314,13 @@ class LeaseTable:
                 held.said_idle = not attempt.active
                 held.view.renewals += 1
             elif isinstance(outcome, RenewalRefused) and outcome.end is not None:
-                self.given_back(held.owed)
-        self._say(said.news)
+                self.release_done(held.owed)
+        self._notify_listeners(said.news)
 
     def attempt(self, held: LeaseEntry, ttl_ns: int | None) -> Attempt:
         """A renewal by hand, due or not."""
         attempt = held.holder.attempt(self._clock.now_ns(), ttl_ns=ttl_ns)
-        self.look_again(held)
+        self.reschedule(held)
         return attempt
 
     def take(self, held: LeaseEntry, attempt: Attempt, outcome: Outcome) -> None:
@@ -328,12 +328,12 @@ class LeaseTable:
         held.holder.take(attempt, outcome, self._clock.now_ns())
         if isinstance(outcome, RenewalGranted):
             held.view.renewals += 1
-        self.look_again(held)
+        self.reschedule(held)
         self._say_news()
 
     # ---- what the office tells by itself
 
-    def heard(self, event: ServerEvent) -> bool:
+    def on_event(self, event: ServerEvent) -> bool:
         """One event of the stream. Returns True where the state should be read again."""
         try:
             news = _decode_news(event.data)
@@ -371,9 +371,9 @@ class LeaseTable:
                 self._noticed(held, view, now_ns, since_ns=None)
         elif held.notice is not None:
             held.notice = None
-            held.holder.spare(now_ns)
-            self.look_again(held)
-            held.tell("spared")
+            held.holder.cancel_notice(now_ns)
+            self.reschedule(held)
+            held.notify("spared")
 
     def missing(self, seen: Sequence[LeaseView]) -> list[LeaseEntry]:
         """Which leases a list of what lives does not have: each must be looked at by itself."""
@@ -389,13 +389,13 @@ class LeaseTable:
         reason = EndReason(notice.reason)
         held.notice = Notice(reason=reason, in_seconds=notice.in_seconds, at=notice.at, detail=notice.detail)
         held.holder.notice(now_ns, reason=reason, in_ns=_ns(notice.in_seconds), since_ns=since_ns, detail=notice.detail)
-        self.look_again(held)
+        self.reschedule(held)
         _log.log(
             _loudness(held),
             "lease %s will be taken in %s: %s%s",
             *(held.id, format_duration(_ns(notice.in_seconds)), reason, f" ({notice.detail})" if notice.detail else ""),
         )
-        held.tell("notice", notice.detail)
+        held.notify("notice", notice.detail)
 
     def _supersede(self, held: LeaseEntry, now_ns: int) -> None:
         """The same program attached to a lease it already holds: the older object is fenced like any other."""
@@ -405,7 +405,7 @@ class LeaseTable:
             self._to_tell.pop(older.id, None)
             older.holder.ended(fenced_end(self._manager.stamp(now_ns)), now_ns)
             older.confirmed = True
-            older.tell("ended")
+            older.notify("ended")
 
     def _forget(self, held: LeaseEntry) -> None:
         if self._held.get(held.id) is held:
@@ -413,13 +413,13 @@ class LeaseTable:
             self._manager.unregister(held.id)
             self._to_tell.pop(held.id, None)
 
-    def look_again(self, held: LeaseEntry) -> None:
+    def reschedule(self, held: LeaseEntry) -> None:
         """Its next moment may have moved."""
         if held.id in self._manager and self._held.get(held.id) is held:
             with self._manager.change(held.id):
                 pass
 
-    def _pulse(self, held: LeaseEntry, now_ns: int) -> None:
+    def _on_busy_change(self, held: LeaseEntry, now_ns: int) -> None:
         """It became busy or idle: see to it that the office hears of it, soon or after a while."""
         if held.over:
             return
@@ -428,9 +428,9 @@ class LeaseTable:
             self._to_tell[held.id] = held
 
     def _say_news(self) -> None:
-        self._say(self._manager.drain().news)
+        self._notify_listeners(self._manager.drain().news)
 
-    def _say(self, news: Sequence[HolderNews]) -> None:
+    def _notify_listeners(self, news: Sequence[HolderNews]) -> None:
         for one in news:
             held = self._held.get(one.lease)
             if held is not None:
@@ -442,7 +442,7 @@ class LeaseTable:
                 self._forget(held)
                 self._gone[held.id] = held
                 _log.log(_loudness(held), "lease %s is over: %s", held.id, news.detail)
-                held.tell("ended", news.detail)
+                held.notify("ended", news.detail)
                 return
             case HolderWord.WARNING:
                 said = _why_not_renewed(held.holder)
@@ -451,7 +451,7 @@ class LeaseTable:
                 _log.warning("lease %s: %s: %s", held.id, news.word, news.detail)
             case _:
                 _log.info("lease %s: %s: %s", held.id, news.word, news.detail)
-        held.tell(news.word.value, news.detail)
+        held.notify(news.word.value, news.detail)
 
 
 _books: weakref.WeakSet[LeaseTable] = weakref.WeakSet()

@@ -411,7 +411,7 @@ class OfficeOperations:
         reply = yield from ask(HttpCall(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
         return decode(reply, Hello)
 
-    def look(self, lease: LeaseId) -> Program[LeaseView]:
+    def get_lease(self, lease: LeaseId) -> Program[LeaseView]:
         """A lease as the office knows it, whatever its state."""
         reply = yield from self._asking(
             HttpCall(method="GET", path=_path(lease), timeout_s=REQUEST_TIMEOUT_S), LOOK_PATIENCE_S

@@ -128,7 +128,7 @@ class RenewalThread:
             if due_ns is not None and due_ns < self._asleep_until_ns:
                 self.wake()
 
-    def mind_what_is_owed(self) -> None:
+    def wake_for_releases(self) -> None:
         """See that the thread looks at what is owed from time to time, before anything is asked for: an interrupt may
         come between the moment at which a lease is given up and the word to the thread, and then no other call says it.
         Call it under the lock. A thread that holds anything does so anyway."""
@@ -193,11 +193,13 @@ class RenewalThread:
     def _begin_what_is_due(self) -> None:
         with self._lock:
             begun = self._note(
-                background_requests.give_back_what_is_owed(self._core, self._book, self._book.to_give_back())
+                background_requests.give_back_what_is_owed(self._core, self._book, self._book.due_releases())
             )
             while (batch := self._book.collect()).attempts:
                 begun += self._note([background_requests.renew(self._core, self._book, batch)])
-            begun += self._note(background_requests.say_all(self._core, self._book, self._book.words()))
+            begun += self._note(
+                background_requests.report_all_activity(self._core, self._book, self._book.pending_activity_reports())
+            )
             self._update_stream_state(bool(self._book.live))
         for request in begun:
             self._advance(request, None)
@@ -369,7 +371,7 @@ class RenewalThread:
         missed, self._behind = self._behind and news.status == 200, self._behind and news.status != 200
         with self._lock:
             for event in self._events.feed(raw):
-                missed = self._book.heard(event) or missed
+                missed = self._book.on_event(event) or missed
         if missed:
             self._note([background_requests.catch_up(self._core, self._book)])  # and ``_wait`` begins it
 

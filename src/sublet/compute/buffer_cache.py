@@ -76,7 +76,7 @@ class BufferCache:
         same_size = [item for item in self._found.items() if item[1].size == size]
         same_size.sort(key=lambda item: item[1].address != address)  # most likely it is the one that lay here before
         here = same_size[0][1] if same_size and same_size[0][1].address == address else None
-        look, written = self._look(address, size, here)
+        look, written = self._pages_written(address, size, here)
         self._looked = (address, size, look)
         for number, one in same_size[:COMPARED_MAX]:
             if same_bytes(view, one.mapped, size, written if one is here else None):
@@ -126,7 +126,7 @@ class BufferCache:
     def kept_bytes(self) -> int:
         return self._bytes
 
-    def _look(self, address: int, size: int, here: _One | None) -> tuple[int, list[tuple[int, int]] | None]:
+    def _pages_written(self, address: int, size: int, here: _One | None) -> tuple[int, list[tuple[int, int]] | None]:
         """Ask the kernel: the number of this look (0: it does not know), and the parts of the buffer, as offsets, that
         were written to since it was last known to be what the guest has (None: any may be)."""
         if size < TRACKED_MIN:
@@ -136,7 +136,7 @@ class BufferCache:
             if left > 1:
                 self._busy[address, size] = left - 1
             return 0, None
-        look, ranges = self._pages.look(address, size, 0 if here is None else here.look)
+        look, ranges = self._pages.written_since(address, size, 0 if here is None else here.look)
         if ranges is None or here is None or not here.look:
             return look, None
         return look, [(max(start, address) - address, min(end, address + size) - address) for start, end in ranges]
@@ -257,7 +257,7 @@ class LentMemory:
                 dropped.append(self._free.pop(0))
         self._start_timer()
 
-    def let_go(self, free_for_s: float = 0.0) -> None:
+    def trim(self, free_for_s: float = 0.0) -> None:
         """Give back what no job has had for so long."""
         before_s = time.monotonic() - free_for_s
         with self._lock:
@@ -276,14 +276,14 @@ class LentMemory:
                 return
             self._is_timed = True
         try:
-            start_timer("lent_memory", KEPT_FOR_S / 2, self._look)
+            start_timer("lent_memory", KEPT_FOR_S / 2, self._on_timer)
         except RuntimeError:  # no room for a thread: then nothing is kept
             self._is_timed = False
-            self.let_go()
+            self.trim()
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._is_timed = False
-        self.let_go(KEPT_FOR_S)
+        self.trim(KEPT_FOR_S)
         self._start_timer()
 
 

@@ -132,7 +132,7 @@ class Exchange:
                 return
             message = make()
             try:
-                self.line.say(lambda link: self._ask(link, pending, message))
+                self.line.send(lambda link: self._ask(link, pending, message))
             except CapacityExceeded:
                 self._unlist(pending)
                 close_all(message.fds)
@@ -148,13 +148,13 @@ class Exchange:
                 raise
             self._settle_lost(pending)  # since we looked
 
-    def tell(self, message: OutgoingMessage) -> None:
+    def send_event(self, message: OutgoingMessage) -> None:
         """Say something that is not answered. Under ``sending``."""
-        self.line.say(lambda link: link.event(message.body, message.fds))
+        self.line.send(lambda link: link.event(message.body, message.fds))
 
     def ask_nobody(self, message: OutgoingMessage) -> None:
         """Send a request whose answer is discarded. Under ``sending``."""
-        self.line.say(lambda link: link.abandon(link.call(message.body, message.fds)))
+        self.line.send(lambda link: link.abandon(link.call(message.body, message.fds)))
 
     def cancel(self, pending: PendingCall) -> None:
         """It is not wanted any more: if it waits it never runs, if it runs it is interrupted."""
@@ -162,7 +162,7 @@ class Exchange:
             return
         pending.doomed_ns = time.monotonic_ns() + round(GRACE_S * 1e9)
         with contextlib.suppress(Disconnected):
-            self.line.say(lambda link: link.event(pack(HolderMessage.CANCEL, subject=pending.call)))
+            self.line.send(lambda link: link.event(pack(HolderMessage.CANCEL, subject=pending.call)))
         with self._lock:
             if pending.call in self._pending:
                 self._doomed[pending.call] = pending
@@ -195,10 +195,10 @@ class Exchange:
                 else:
                     signal.acquire(timeout=min(left_s, 60.0))
             finally:
-                self._leave(pending, mark)
+                self._stop_waiting(pending, mark)
         return True
 
-    def look(self, pending: PendingCall) -> bool:
+    def poll(self, pending: PendingCall) -> bool:
         """Take in what has come, unless another thread listens and does so; whether this one is done. Never waits."""
         if not pending.is_done:
             with self._lock:
@@ -235,7 +235,7 @@ class Exchange:
             self._pass_on(mark)
         return True
 
-    def _leave(self, pending: PendingCall, mark: object) -> None:
+    def _stop_waiting(self, pending: PendingCall, mark: object) -> None:
         """Out of the wait, whatever ended it."""
         try:
             self._step_aside(pending, mark)
@@ -326,9 +326,9 @@ class Exchange:
         while not until():
             while self._heard:
                 if isinstance(self._heard[0], Event):
-                    self._take(self._heard.popleft())  # once, whatever our own streams do
+                    self._on_event(self._heard.popleft())  # once, whatever our own streams do
                 else:
-                    self._take(self._heard[0])  # an interrupt of ours in the middle of it: then once more
+                    self._on_event(self._heard[0])  # an interrupt of ours in the middle of it: then once more
                     self._heard.popleft()
             if self.lost is not None:
                 self._break(Over(None, by_peer=False))  # an interrupt may have cut that short
@@ -337,13 +337,13 @@ class Exchange:
             if until() or (has_looked and not left_s):
                 return
             has_looked = True
-            self._heard.extend(self.line.hear(min(left_s, _LISTEN_S)))
+            self._heard.extend(self.line.receive(min(left_s, _LISTEN_S)))
             if not self._heard and (over := self.line.over) is not None:
                 self._break(over)  # an interrupt took the news of it
             if not self._heard and left_s:
                 self._on_silence()
 
-    def _take(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         match happening:
             case Replied(call=call) | CallRefused(call=call):
                 pending = self._pending.get(call)

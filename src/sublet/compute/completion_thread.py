@@ -99,7 +99,7 @@ class Housekeeper:
             while self._finished:
                 self._finished.popleft()()
             self._begin_waiting()
-            self._mind_time()
+            self._check_time()
             if self._exchange.listen(lambda: self._stirred or bool(self._finished), self._patience_s()):
                 idle_s = None
                 continue
@@ -137,7 +137,7 @@ class Housekeeper:
                 with self._changed:
                     self._running.discard(one)
 
-    def _mind_time(self) -> None:
+    def _check_time(self) -> None:
         self._exchange.end_doomed()
         now_ns = time.monotonic_ns()
         for one in list(self._running):

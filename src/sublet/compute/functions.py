@@ -126,7 +126,7 @@ class Functions:
             return known, []
         return self._by_value(function, constant, None if named is None else named[0])
 
-    def distrust(self, function: Callable[..., object]) -> bool:
+    def send_by_value(self, function: Callable[..., object]) -> bool:
         """The worker says that its module is another; False if it went by value already."""
         named = name_of(function)
         if named is None:

@@ -15,7 +15,7 @@ class CancellableCall(Protocol):
     def is_running(self) -> bool:
         """Whether it is being executed just now."""
 
-    def withhold(self) -> bool:
+    def stop_further_items(self) -> bool:
         """Begin no further item."""
 
     def begun(self) -> int | None:
@@ -45,7 +45,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         """Of a call of many: let what executes go on, and begin no further item. The results are then fewer than the
         items, without an error. False if that cannot be said now. Harmless twice."""
         call = self._call
-        return call is not None and call.withhold()
+        return call is not None and call.stop_further_items()
 
     def begun(self) -> int | None:
         """Of a call of many from which the rest is withheld since a moment: how many items were begun at most; None

@@ -142,7 +142,7 @@ class CellCall:
 
     def has_failed(self) -> bool:
         """Whether it was answered before the cell began."""
-        if not self._exchange.look(self.pending) or self.pending.came is None:
+        if not self._exchange.poll(self.pending) or self.pending.came is None:
             return False
         came = self.pending.came
         return isinstance(came, CallRefused) or Flag.BEGAN not in unpack(came.body).flags

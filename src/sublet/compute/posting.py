@@ -180,7 +180,7 @@ def outcome(lease: LeaseHandle, worker: Worker, pending: PendingCall, job: Worke
     if isinstance(found, CallResults):
         return _with_results(lease, pending, found.error)._replace(took_ns=found.took_ns)
     if isinstance(found, Unlike):
-        if not worker.distrust(job.function):
+        if not worker.send_by_value(job.function):
             raise InvalidRequest(f"the worker does not know the function: {found.why}")
         return AGAIN
     return found
@@ -306,13 +306,13 @@ class _Watched:
             self._worker.housekeeper.wake()
         self._end()
 
-    def withhold(self) -> bool:
+    def stop_further_items(self) -> bool:
         """Of a call of many: begin no further item. False if that cannot be said now."""
         if self._lease is not None and self._worker.housekeeper.withdraw(self):
             self._future.deliver(CallResults([], None, 0))
             self._end()
             return True
-        return self.pending.call != 0 and self._worker.exchange.board.withhold(self.pending.call)
+        return self.pending.call != 0 and self._worker.exchange.board.stop_further_items(self.pending.call)
 
     def begun(self) -> int | None:
         """How many items of it were begun, as the board says."""

@@ -238,7 +238,7 @@ class Engine:
     def _end(self, over: SubletError) -> None:
         self.over = self.over or over
         self._line.close()
-        self._rest()
+        self._finish()
         self._awake.set()  # so that the thread sees it
 
     # ---- sending, and what comes back ----
@@ -354,7 +354,7 @@ class Engine:
         if self._helper is None:
             self._helper = start_thread("session", self._help, again=True)
 
-    def _rest(self) -> None:
+    def _finish(self) -> None:
         done, self._done_with = self._done_with, None
         if done is not None:
             with contextlib.suppress(SubletError):
@@ -365,13 +365,13 @@ class Engine:
             time.sleep(MOMENT_S)
             if self.lock.acquire(blocking=False):  # else a caller is at it
                 try:
-                    self._go_on()
+                    self._advance()
                 except SubletError:  # it is over, or nothing may be begun: raised by the next call
                     pass
                 finally:
                     self.lock.release()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """What can be done without waiting."""
         if self.over is not None:
             return
@@ -382,5 +382,5 @@ class Engine:
         if self._queue.ops and self._failure is None:
             self._send()
         elif time.monotonic() - self._last_used_s > IDLE_S:
-            self._rest()
+            self._finish()
             self._awake.clear()

@@ -56,14 +56,14 @@ class DeviceLine:
                 close_all(fds)
             raise
         self._come = None
-        self._look(self._talk.pump())
+        self._on_events(self._talk.pump())
 
     def has_answer(self) -> bool:
         """Whether ``answer`` would return at once."""
         if self._call is None:
             return True
         if self._come is None and self._over is None:
-            self._look(self._talk.pump())
+            self._on_events(self._talk.pump())
         return self._come is not None or self._over is not None
 
     def answer(self) -> tuple[Any, tuple[int, ...]]:
@@ -72,7 +72,7 @@ class DeviceLine:
         if self._call is None:  # an interrupt came when it was half asked or half answered: do not wait for it
             raise Disconnected("an interrupt (Ctrl-C) cut a message in two")
         while self._come is None and self._over is None:
-            self._look(self._talk.wait(WAIT_S))
+            self._on_events(self._talk.wait(WAIT_S))
             if (over := self._talk.link.over) is not None:
                 self._over = over  # an interrupt may have taken the news of it
         self._call = None
@@ -91,7 +91,7 @@ class DeviceLine:
             close_all(come.fds)
         self._talk.close()
 
-    def _look(self, happened: Sequence[Happening]) -> None:
+    def _on_events(self, happened: Sequence[Happening]) -> None:
         for one in happened:
             match one:
                 case Replied() | CallRefused() if one.call == self._call:

@@ -56,7 +56,7 @@ class Worker:
         """``guest`` is None where it is no guest: in tests."""
         self.lease_id = lease
         self.guest = guest
-        self.exchange = Exchange(line, end, self._look)
+        self.exchange = Exchange(line, end, self._check_life)
         self.housekeeper = Housekeeper(self.exchange)
         self.life = SignsOfLife(lambda: self.exchange.board.marks, self._cpu_ns, self._who)
         """For calls under way: they are use of the lease."""
@@ -74,8 +74,8 @@ class Worker:
             raise
         self._functions = Functions(self.peer, self._kept)
 
-    def _look(self) -> None:
-        self.life.look()
+    def _check_life(self) -> None:
+        self.life.check()
 
     @property
     def is_lost(self) -> bool:
@@ -91,10 +91,10 @@ class Worker:
             self._in_doubt = True
             raise
 
-    def distrust(self, function: Callable[..., object]) -> bool:
+    def send_by_value(self, function: Callable[..., object]) -> bool:
         """The worker does not know it under its name. False if that cannot be."""
         with self.exchange.sending:
-            return self._functions.distrust(function)
+            return self._functions.send_by_value(function)
 
     def why_lost(self, lease: LeaseHandle) -> SubletError:
         """Why there is no answer. Found out once, by the first caller that asks."""
@@ -132,11 +132,11 @@ class Worker:
         """The call, after what must be said before it."""
         if self._in_doubt:
             self._kept.forget_all()
-            self.exchange.tell(self._functions.forget_all())
+            self.exchange.send_event(self._functions.forget_all())
             self._in_doubt = False
         number, before = self._functions.refer(job.function)
         for message in before:
-            self.exchange.tell(message)
+            self.exchange.send_event(message)
         what = (
             job.args
             if job.is_many
@@ -144,9 +144,9 @@ class Worker:
         )
         placed = place_buffers(encode(what, "the arguments" if job.is_many else "(args, kwargs)"), self._kept)
         for message in self._functions.to_forget():
-            self.exchange.tell(message)
+            self.exchange.send_event(message)
         if numbers := self._kept.to_forget():
-            self.exchange.tell(OutgoingMessage(pack(HolderMessage.FORGET, inline=(pack_numbers(numbers),))))
+            self.exchange.send_event(OutgoingMessage(pack(HolderMessage.FORGET, inline=(pack_numbers(numbers),))))
         while self.dropped:
             self.exchange.ask_nobody(OutgoingMessage(pack(HolderMessage.CLOSE, subject=self.dropped.popleft())))
         body = pack(
@@ -212,7 +212,7 @@ class Workers:
                 worker.guest.lease_id = lease.id
             worker.life.now_under(lease)
         workers = weakref.ref(self)
-        lease.on_end(lambda end: _hang_up(workers(), end))
+        lease.on_end(lambda end: _close_workers(workers(), end))
 
     def close(self) -> None:
         """Hang up with all of them: waiting callers are told. Harmless twice."""
@@ -241,11 +241,11 @@ def workers_of(lease: LeaseHandle) -> Workers:
         found = lease._workers
     if made:
         workers = weakref.ref(found)
-        lease.on_end(lambda end: _hang_up(workers(), end))
+        lease.on_end(lambda end: _close_workers(workers(), end))
     return found
 
 
-def _hang_up(workers: Workers | None, end: LeaseEnd) -> None:
+def _close_workers(workers: Workers | None, end: LeaseEnd) -> None:
     """Unless they are parked: then calls wait until they go on, or until the connection breaks with their end."""
     if workers is not None and not end.parked:
         workers.close()
@@ -365,7 +365,7 @@ class SignsOfLife:
             if not use.is_over:
                 use.count()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Nothing was heard for a while. One thread at a time."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_EVERY_S or not self._uses:
@@ -384,7 +384,7 @@ class SignsOfLife:
             self._seen = (mark, max(cpu_ns, self._seen[1]))
             self._alive(now_s)
         elif not self._is_still and now_s - self._seen_s >= STILL_S:
-            self._still()
+            self._mark_silent()
 
     def _alive(self, now_s: float) -> None:
         self._seen_s = now_s
@@ -394,7 +394,7 @@ class SignsOfLife:
             for use in list(self._uses):
                 use.count()
 
-    def _still(self) -> None:
+    def _mark_silent(self) -> None:
         self._is_still = True
         _log.warning(
             "%s has given no sign of life for %.0f s (was it stopped?); its calls do not keep the lease meanwhile",

@@ -79,7 +79,7 @@ class CudaDevice(TabledDevice):
             self._enter("open")
             self._stream = self._call("open", "cuStreamCreate", _NON_BLOCKING)
         except BaseException:
-            self._driver.says_no("cuDevicePrimaryCtxRelease", self._device)
+            self._driver.call_or_none("cuDevicePrimaryCtxRelease", self._device)
             raise
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class CudaDevice(TabledDevice):
         try:
             self._call("mem_alloc", "cuMemsetD8Async", address, 0, size, self._stream)
         except BaseException:
-            self._driver.says_no("cuMemFree", address)
+            self._driver.call_or_none("cuMemFree", address)
             raise
         return address, None
 
@@ -157,7 +157,7 @@ class CudaDevice(TabledDevice):
         try:
             return NativeModule(kind=kind, kernels=self._kernels_of(loaded), thing=loaded)
         except BaseException:
-            self._driver.says_no("cuModuleUnload", loaded)
+            self._driver.call_or_none("cuModuleUnload", loaded)
             raise
 
     def _image(self, kind: ModuleKind, data: bytes) -> bytes:
@@ -220,7 +220,7 @@ class CudaDevice(TabledDevice):
     def _parameters(self, function: Any) -> tuple[Parameter, ...]:
         made = []
         for index in range(ARGUMENTS_MAX):
-            found = self._driver.says_no("cuFuncGetParamInfo", function, index)
+            found = self._driver.call_or_none("cuFuncGetParamInfo", function, index)
             if found is None:
                 break
             _, size = found
@@ -259,8 +259,8 @@ class CudaDevice(TabledDevice):
     def _shut(self) -> None:
         self._warp_stream = None  # Warp forgets the stream while it is there
         _here.device = None
-        self._driver.says_no("cuStreamDestroy", self._stream)
-        self._driver.says_no("cuDevicePrimaryCtxRelease", self._device)
+        self._driver.call_or_none("cuStreamDestroy", self._stream)
+        self._driver.call_or_none("cuDevicePrimaryCtxRelease", self._device)
 
     # ---- the driver ----
 

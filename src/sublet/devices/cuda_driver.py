@@ -92,7 +92,7 @@ class CudaDriver:
             raise self._error(call, name, code)
         return answer[0] if len(answer) == 1 else tuple(answer)
 
-    def says_no(self, name: str, *args: Any) -> Any:
+    def call_or_none(self, name: str, *args: Any) -> Any:
         """The same where an error is an answer: None."""
         try:
             code, *answer = getattr(self.module, name)(*args)

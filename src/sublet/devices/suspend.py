@@ -136,7 +136,7 @@ class Suspender:
 
     def _state(self, pid: int) -> int | None:
         """None: it does not use CUDA, or is gone."""
-        state = self._driver.says_no("cuCheckpointProcessGetState", pid)
+        state = self._driver.call_or_none("cuCheckpointProcessGetState", pid)
         if state is None:
             return None
         if int(state) == FAILED:
@@ -161,7 +161,7 @@ class Suspender:
         ]
         return self._arguments("CUcheckpointRestoreArgs", gpuPairs=made, gpuPairsCount=len(made))
 
-    def twins(self, card: str = "") -> list[tuple[bytes, bytes]]:
+    def same_model_pairs(self, card: str = "") -> list[tuple[bytes, bytes]]:
         """This GPU (the first, if none is named) with each other one of its model, by UUID."""
         gpus = self._gpus()
         models = [self._driver("probe", "cuDeviceGetName", NAME_MAX, ordinal) for ordinal in range(len(gpus))]
@@ -285,7 +285,7 @@ def probe(
         works = next((card for card in cards[:TRIED_MAX] if _tried(suspender, argv, card)), None)
         if works is not None:
             found = Suspend.SAME_DEVICE
-            twins = suspender.twins(works)[:TRIED_MAX] if suspender.can_move else []
+            twins = suspender.same_model_pairs(works)[:TRIED_MAX] if suspender.can_move else []
             if any(_tried(suspender, argv, works, (pair, pair[::-1])) for pair in twins):
                 found = Suspend.SAME_TYPE
     return found

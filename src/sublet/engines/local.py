@@ -46,7 +46,7 @@ from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.app import App
 from sublet.office.api.policy import to_apply
 from sublet.office.api.processes import HolderWatch, ProcessTable
-from sublet.office.api.reservations import look_ahead
+from sublet.office.api.reservations import plan_recurrences
 from sublet.office.api.server import HttpServer
 from sublet.office.api.service import ApiService, OfficeIdentity
 from sublet.office.api.signing import Signer
@@ -187,7 +187,7 @@ class Office:
             await self.driver.start(opening, [agent])
             await self.driver.submit(SetPrices(prices=prices_record(rates), missing=rates.missing))
             await self._apply(self._limits, {})
-            look_ahead(self.driver)
+            plan_recurrences(self.driver)
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
                 if self._cards is not None:
@@ -212,7 +212,7 @@ class Office:
                 await self._serve_on(self._shared_server, self._shared / socket_path(self.home).name, listen_for_all)
             self._stack.callback(self.service.close)
             if self._embedded:
-                self._look_if_idle()
+                self._end_if_idle()
             self._look_at_disk()
             self._stack.callback(self._note_end)  # before a client can find that nothing answers
             self._stack = self._stack.pop_all()
@@ -265,7 +265,7 @@ class Office:
             office=beginning.journal.id,
             incarnation=lambda: state.books.incarnation,
             connect=beginning.supervisor,
-            report=self._heard,
+            report=self._on_report,
             on_new_supervisor=lambda: self.driver.submit(NodeUp(inventory=self._inventory)),
             generations=lambda: _generations(state),
             die=self._die,
@@ -299,17 +299,17 @@ class Office:
                 leased=lambda resource: _used(resource, state),
                 sees_processes=self._shows_pids,
                 allowed=lambda: bool(self._limits.number("office.lend_beside")),
-                lets_go=lambda: _lets_go(state),
+                lets_go=lambda: _allows_maintenance(state),
                 report=self.driver.report,
                 now_ns=self.clock.now_ns,
                 die=self._die,
             )
             self._stack.push_async_callback(self._cards.close)
 
-    def _heard(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         """The supervisor says something. Of devices that others have, the watch over the cards knows more."""
         if self._cards is not None:
-            self._cards.heard(report)
+            self._cards.on_report(report)
         else:
             self.driver.report(report)
 
@@ -332,7 +332,7 @@ class Office:
         )
         return Ledger(self._policy, state), opening, entries
 
-    def _look_if_idle(self) -> None:
+    def _end_if_idle(self) -> None:
         """End an embedded office that is idle; looked at twice a minute."""
         now_ns = self.clock.now_ns()
         is_asked = self.server.busy or (self._shared_server is not None and self._shared_server.busy)
@@ -342,7 +342,7 @@ class Office:
         elif now_ns - self._idle_since_ns >= IDLE_ENDS_S * NS_PER_S:
             self.stop()
             return
-        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
+        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._end_if_idle)
 
     async def apply_limits(self, caller: Caller) -> PolicyLimits:
         """Read ``policy.toml`` again and go by it. With a mistake in it, or if it cannot be written down who did it,
@@ -355,9 +355,9 @@ class Office:
         }
         await self._apply(limits, changed, caller)
         self._limits = limits
-        self.driver.ledger.go_by(limits.policy(self._durations))
+        self.driver.ledger.set_policy(limits.policy(self._durations))
         await self.driver.submit(Tick())  # a limit may have been all that a waiting request lacked
-        self.service.go_by(limits)
+        self.service.set_limits(limits)
         for server in filter(None, (self.server, self._shared_server)):
             server.bound_users(limits.value("user.connections"))
         self._offer()
@@ -407,7 +407,7 @@ def _as_tried(device: Device, before: Device) -> Device:
     return replace(device, one_process=before.one_process, walled_trouble=before.walled_trouble)
 
 
-def _lets_go(state: State) -> bool:
+def _allows_maintenance(state: State) -> bool:
     """Whether an operator may want to work on a card of this machine: one is at fault, or no more leases are given."""
     node = state.nodes.get(LOCAL_NODE)
     return node is not None and (

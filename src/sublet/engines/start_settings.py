@@ -56,9 +56,9 @@ class StartSettings:
 
     def command(self) -> str:
         """The command that starts such an office, as it is typed here."""
-        return typed(" ".join(filter(None, ("sublet up", self.words()))))
+        return typed(" ".join(filter(None, ("sublet up", self.option_text()))))
 
-    def words(self) -> str:
+    def option_text(self) -> str:
         """The options alone; empty if there are none."""
         form = "" if self.log_format is LogFormat.TEXT else f"--log-format {self.log_format}"
         return " ".join(filter(None, (host_gpus_words(self.host_gpus), shared_words(self.shared), form)))
@@ -92,7 +92,7 @@ def agreed(
         return wanted
     if (asked is not None and asked != kept.host_gpus) or (shared is not None and shared != kept.shared):
         raise OfficeDiffers(
-            f"the office of {home} was started with `{kept.command()}`, not with {wanted.words()}, and was not "
+            f"the office of {home} was started with `{kept.command()}`, not with {wanted.option_text()}, and was not "
             "ended since by `sublet down`",
             do=f"Start it as it was with `sublet up`; or forget that with `sublet down`, then `{wanted.command()}`.",
         )

@@ -120,7 +120,7 @@ class EndOfLease:
             return
         view = self._page.read()
         is_warning, self._warnings = view.warnings != self._warnings, view.warnings
-        if is_warning and not view.says_leave:
+        if is_warning and not view.is_leaving:
             return
         if view.state is PageState.LIVE:
             signal.signal(number, signal.SIG_DFL)
@@ -128,7 +128,7 @@ class EndOfLease:
             return
         self._say_leaving()
         view = self._page.read()
-        if is_warning and not view.says_leave:  # renewed, or parked, between the two looks
+        if is_warning and not view.is_leaving:  # renewed, or parked, between the two looks
             self._say_staying()
             return
         self._raised = True

@@ -100,7 +100,7 @@ class CallRunner:
 
     # ---- what is kept
 
-    def take_in(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
+    def store_buffers(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """Keep what is to be kept of a message, whatever becomes of it. ``fds`` stay the caller's."""
         for piece in said.pieces:
             if piece.where is Where.SHARED and piece.number and piece.fd < len(fds):
@@ -108,7 +108,7 @@ class CallRunner:
 
     def define(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """A function, to be loaded when it is called."""
-        self.take_in(said, fds)
+        self.store_buffers(said, fds)
         self._functions[said.subject] = _Function(said, fds)
 
     def forget(self, numbers: list[int], functions: bool) -> None:
@@ -133,7 +133,7 @@ class CallRunner:
 
     def answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         """What came of one call. Raises ``SubletError`` where it could not be made."""
-        return self._answer(lambda: self._came(call, said, fds, board))
+        return self._answer(lambda: self._dispatch(call, said, fds, board))
 
     def answer_later(self, later: asyncio.Future[object]) -> WorkerAnswer:
         """What came of a call whose function left this to be waited for, and which is done."""
@@ -156,7 +156,7 @@ class CallRunner:
         except KeyboardInterrupt as error:
             return self._interrupted(error)
 
-    def _came(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
+    def _dispatch(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         match said.kind:
             case HolderMessage.RUN if Flag.MANY in said.flags:
                 return self._run_many(call, said, fds, board)
@@ -247,13 +247,13 @@ class CallRunner:
                 return
             if (before := self.unsent_results(call)) is not None:
                 self.send(before, ())
-                self._go_on(kept, kept.first + len(kept))
+                self._resume_at(kept, kept.first + len(kept))
                 if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
                     return
             item = kept.first + len(kept)
             body, fds = WorkerAnswer(WorkerMessage.RESULT, cargo, subject=call, took_ns=item).packed()
             self.send(body, fds)
-            self._go_on(kept, item + 1)
+            self._resume_at(kept, item + 1)
 
     def _keep_pickle(self, kept: ResultBuffer, pickled: bytes) -> bool:
         self._unsent.pickles[len(kept)] = pickled
@@ -264,8 +264,8 @@ class CallRunner:
         self._unsent.values.pop()
         return False
 
-    def _go_on(self, kept: ResultBuffer, item: int) -> None:
-        kept.go_on_from(item)
+    def _resume_at(self, kept: ResultBuffer, item: int) -> None:
+        kept.restart_at(item)
         self._unsent.values.clear()
         self._unsent.pickles.clear()
 

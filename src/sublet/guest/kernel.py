@@ -366,7 +366,7 @@ class Bridge:
                 for happening in self._conversation.pump():
                     if isinstance(happening, Over):
                         return
-                    self._hear(happening)
+                    self._on_event(happening)
                 self._send()
                 self._conversation.flush(0)
         finally:
@@ -405,7 +405,7 @@ class Bridge:
                 return
             self._waiting[name].append(memoryview(pack_message(parts)))
 
-    def _hear(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         link = self._conversation.link
         match happening:
             case Opened(channel=number, body=body) if (name := body.decode("ascii", "replace")) in self._sockets:

@@ -87,7 +87,7 @@ class Desk:
         """Run the holder's code; here and nowhere else interrupts are let in."""
         try:
             self._is_open = True
-            self._meet()
+            self._raise_pending()
             return work()
         finally:
             self._is_open = False
@@ -110,7 +110,7 @@ class Desk:
             yield
         finally:
             self._is_open = True
-        self._meet()
+        self._raise_pending()
 
     def interrupt(self, what: object) -> None:
         """``what`` is not wanted any more. From a thread that listens, under the lock; nothing if it is not running."""
@@ -118,10 +118,10 @@ class Desk:
             self._unwanted = what
             signal.pthread_kill(self._main, signal.SIGINT)
 
-    def meet(self) -> None:
+    def raise_pending(self) -> None:
         """While something of ours takes long in the middle of the holder's code: raise what came meanwhile."""
         if threading.get_ident() == self._main:
-            self._meet()
+            self._raise_pending()
 
     def done(self) -> None:
         """Nothing is running."""
@@ -130,9 +130,9 @@ class Desk:
 
     def _on_unwanted(self, number: int, frame: FrameType | None) -> None:
         if self._is_open:
-            self._meet()
+            self._raise_pending()
 
-    def _meet(self) -> None:
+    def _raise_pending(self) -> None:
         """Raise what came while nothing could be raised."""
         leave, self._leave = self._leave, _nothing
         leave()

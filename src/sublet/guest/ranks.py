@@ -109,7 +109,7 @@ Begin = Callable[[Sequence[str], Mapping[str, str], bool], Process]
 def _run(argv: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float, begin: Begin) -> int:
     if shutil.which(argv[0], path=environments[0].get("PATH")) is None:
         is_there = os.sep in argv[0] and os.path.exists(argv[0])
-        _say(f"{argv[0]} cannot be executed" if is_there else f"there is no command {argv[0]}")
+        _print(f"{argv[0]} cannot be executed" if is_there else f"there is no command {argv[0]}")
         return NOT_EXECUTABLE if is_there else NOT_FOUND
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     ranks = Ranks(len(environments))
@@ -118,7 +118,7 @@ def _run(argv: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s
         try:
             processes.append(begin(argv, environment, rank == 0))
         except OSError as error:
-            _say(f"rank {rank} of {len(environments)} could not be started: {error.strerror or error}")
+            _print(f"rank {rank} of {len(environments)} could not be started: {error.strerror or error}")
             _signal(processes, range(rank), signal.SIGKILL)
             return NOT_EXECUTABLE
     return _attended(ranks, processes, grace_s)
@@ -134,7 +134,7 @@ def _attended(ranks: Ranks, processes: Sequence[Process], grace_s: float) -> int
         if number in _FORWARDED and not is_noticed:  # else all have been sent it
             _signal(processes, ranks.running, number)
         if number in _STOPS or is_noticed:
-            ranks.told()
+            ranks.mark_stopping()
         for rank in ranks.running:
             status = processes[rank].poll()
             if status is None:
@@ -149,12 +149,12 @@ def _attended(ranks: Ranks, processes: Sequence[Process], grace_s: float) -> int
                     pass
         if time.monotonic() >= end_at_s:
             _signal(processes, ranks.running, signal.SIGKILL)
-    if said := ranks.sentence(said_of(ranks.status)):
-        _say(said)
+    if said := ranks.sentence(describe_exit(ranks.status)):
+        _print(said)
     return ranks.status
 
 
-def said_of(status: int) -> str:
+def describe_exit(status: int) -> str:
     """What an exit status says, in words."""
     with contextlib.suppress(ValueError):
         return f"by {signal.Signals(status - 128).name}"
@@ -230,5 +230,5 @@ def _signal(processes: Sequence[Process], ranks: Sequence[int], number: int) -> 
             processes[rank].send_signal(number)
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     sys.stderr.write(f"sublet: {sentence}\n")

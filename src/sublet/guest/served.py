@@ -122,7 +122,7 @@ class Out:
                 os._exit(1)
             return True
 
-    def say(self, data: bytes) -> None:
+    def write_all(self, data: bytes) -> None:
         """Write all of it. For threads that may wait."""
         is_written = self.put(data)
         while not is_written:
@@ -177,7 +177,7 @@ class LoadedProgram:
         for _ in range(head["threads"] if self._loop is None else 0):
             threading.Thread(target=self._work, daemon=True).start()
         self._is_loaded = True
-        self.say(ServedFrameKind.LOADED)
+        self.send_frame(ServedFrameKind.LOADED)
 
     # ---- requests
 
@@ -190,7 +190,7 @@ class LoadedProgram:
                 self._open[frame.request] = _Open()
         match frame.kind:
             case ServedFrameKind.REQUEST if refuses:
-                self.say(ServedFrameKind.REFUSED, frame.request)
+                self.send_frame(ServedFrameKind.REFUSED, frame.request)
             case ServedFrameKind.REQUEST:
                 head, (body,) = split_head(frame.body)
                 if self._loop is None:
@@ -211,7 +211,7 @@ class LoadedProgram:
                 last = self._handle(number, head, body)
             except BaseException as error:  # noqa: BLE001 - the caller is told
                 last = _end_of(number, error)
-            self._out.say(last)
+            self._out.write_all(last)
             self._close(number)
 
     def _close(self, number: int) -> None:
@@ -229,13 +229,13 @@ class LoadedProgram:
         if isinstance(answer, bytes) and len(answer) <= PIECE_MAX:
             known.take(len(answer))
             return b"".join((begin, *(encode(ServedFrameKind.PIECE, number, part) for part in _parted(answer)), end))
-        self._out.say(begin)
+        self._out.write_all(begin)
         for piece in (answer,) if isinstance(answer, bytes) else answer:
             if not isinstance(piece, bytes):
                 raise Unfit(f"`handle` answered with a piece that is {type(piece).__name__}: pieces are bytes")
             for part in _parted(piece):
                 known.take(len(part))
-                self._out.say(encode(ServedFrameKind.PIECE, number, part))
+                self._out.write_all(encode(ServedFrameKind.PIECE, number, part))
         return end
 
     def _begin_asgi(self, loop: asyncio.AbstractEventLoop, number: int, head: dict[str, Any], body: bytes) -> None:
@@ -330,7 +330,7 @@ class LoadedProgram:
         except BaseException as failed:  # noqa: BLE001 - the server is told
             traceback.print_exc()
             error = _text(failed)
-        self.say(ServedFrameKind.LEAVING, 0, json.dumps({"message": error}).encode())
+        self.send_frame(ServedFrameKind.LEAVING, 0, json.dumps({"message": error}).encode())
 
     def _save(self) -> None:
         """What ``save`` returns is durable when this returns."""
@@ -348,9 +348,9 @@ class LoadedProgram:
             self._kept.value = state
         self._kept.checkpoint()
 
-    def say(self, kind: ServedFrameKind, request: int = 0, body: bytes = b"") -> None:
+    def send_frame(self, kind: ServedFrameKind, request: int = 0, body: bytes = b"") -> None:
         """A frame to the server."""
-        self._out.say(encode(kind, request, body))
+        self._out.write_all(encode(kind, request, body))
 
 
 def _head_of(number: int, status: int, headers: _Headers) -> bytes:
@@ -424,5 +424,5 @@ def serve(place: Callable[[], Place]) -> None:
             except BaseException as error:  # noqa: BLE001 - the server is told
                 traceback.print_exc()
                 with contextlib.suppress(OSError):
-                    program.say(ServedFrameKind.FAILED, 0, _message("load", error))
+                    program.send_frame(ServedFrameKind.FAILED, 0, _message("load", error))
     os._exit(0)  # threads of the program do not keep it

@@ -83,7 +83,7 @@ class _Connection:
             while not self._line.is_over:
                 if (board := self._board) is not None:
                     board.mark()
-                for happening in self._line.hear(_LISTEN_S):
+                for happening in self._line.receive(_LISTEN_S):
                     match happening:
                         case Called(call, body, fds):
                             self._take_call(call, body, fds)
@@ -153,7 +153,7 @@ class _Connection:
             self._withdrawn.discard(call)
             self._desk.running = (self, call) if begins else None
         try:
-            self._calls.take_in(said, fds)  # what is to be kept comes with it, whether it runs or not
+            self._calls.store_buffers(said, fds)  # what is to be kept comes with it, whether it runs or not
         except BaseException:
             close_all(fds)
             raise
@@ -249,20 +249,20 @@ class _Connection:
                 link.event(answer.before)
             link.reply(call, body, fds)
 
-        self._line.say(say)
+        self._line.send(say)
 
     def _send(self, body: bytes, fds: tuple[int, ...]) -> None:
-        self._line.say(lambda link: link.event(body, fds))
+        self._line.send(lambda link: link.event(body, fds))
 
     def _print(self, stream: int, text: bytes) -> None:
         body = pack(WorkerMessage.OUTPUT, subject=stream, inline=(text,))
         with self._desk.undisturbed():
-            self._line.say(lambda link: link.event(body), self._desk.meet)
+            self._line.send(lambda link: link.event(body), self._desk.raise_pending)
 
     def _log(self, record: bytes) -> None:
         body = pack(WorkerMessage.LOG, inline=(record,))
         with self._desk.undisturbed():
-            self._line.say(lambda link: link.event(body), self._desk.meet)
+            self._line.send(lambda link: link.event(body), self._desk.raise_pending)
 
     def _hang_up(self) -> None:
         """The holder takes no results any more: what runs is interrupted, what waits is dropped."""

@@ -88,7 +88,7 @@ class Works:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def part(self, start: int, end: int | None = None) -> Works:
+    def subset(self, start: int, end: int | None = None) -> Works:
         """Those at these places."""
         return Works(
             self.keys[start:end], self.indexes[start:end], self.items[start:end], self.call, self.needs, self.state
@@ -107,7 +107,7 @@ class Works:
 
     def singles(self) -> Iterator[Works]:
         """Each by itself."""
-        return (self.part(place, place + 1) for place in range(len(self)))
+        return (self.subset(place, place + 1) for place in range(len(self)))
 
     def move(self, event: ChunkEvent) -> None:
         """The same transition for all of them."""
@@ -130,7 +130,7 @@ class ChunkBatch:
 
     @property
     def rest(self) -> Works:
-        return self.works.part(self.done)
+        return self.works.subset(self.done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +248,11 @@ class _Queue:
         if self._taken >= len(first):
             self.waiting.popleft()
             self._taken = 0
-        return first.part(start, start + most)
+        return first.subset(start, start + most)
 
     def _cut(self) -> None:
         if self._taken:
-            self.waiting[0] = self.waiting[0].part(self._taken)
+            self.waiting[0] = self.waiting[0].subset(self._taken)
             self._taken = 0
 
 
@@ -312,7 +312,7 @@ class Coordinator:
             works = self._without_copies(works, works.keys if contents is None else contents)
         self._added += len(works)
         has: Any = stored
-        found = works.part(0, 0)
+        found = works.subset(0, 0)
         if len(has) > 0 and True in (is_stored := [key in has for key in works.keys]):
             found, works = works.where(is_stored), works.where([not one for one in is_stored])
             found.move(ChunkEvent.FOUND)
@@ -342,7 +342,7 @@ class Coordinator:
         if not batch.works:
             self._close(batch)
         for work in gone.singles():
-            self._give_up(work, FailReason.CANCELLED, now_ns)
+            self._fail_work(work, FailReason.CANCELLED, now_ns)
 
     def _without_copies(self, works: Works, contents: Sequence[bytes]) -> Works:
         assert self._ids is not None
@@ -393,7 +393,7 @@ class Coordinator:
         stored, chunks with their results; of a batch that is closed nothing."""
         if not batch.is_open:
             return []
-        works = batch.works.part(batch.done, batch.done + len(outcomes))
+        works = batch.works.subset(batch.done, batch.done + len(outcomes))
         ran_ns = now_ns - batch.since_ns
         batch.done += len(works)
         fresh: list[tuple[Works, Sequence[Any]]] = []
@@ -403,7 +403,7 @@ class Coordinator:
             failed = [place for place, one in enumerate(outcomes[: len(works)]) if type(one) is RunFailed]
         for place in (*failed, len(works)):
             if place > start:
-                made = works.part(start, place)
+                made = works.subset(start, place)
                 self._unpublished.add(made)
                 self._queues[made.needs].unpublished += len(made)
                 fresh.append((made, outcomes[start:place]))
@@ -411,7 +411,7 @@ class Coordinator:
         if batch.done == len(batch.works):
             self._close(batch)
         for place in failed:
-            self._run_failed(works.part(place, place + 1), outcomes[place], When.EXECUTING, now_ns, ran_ns)
+            self._run_failed(works.subset(place, place + 1), outcomes[place], When.EXECUTING, now_ns, ran_ns)
         return fresh
 
     def lost(self, batch: ChunkBatch, failed: RunFailed, *, begun: bool, now_ns: int) -> None:
@@ -422,8 +422,8 @@ class Coordinator:
         rest = batch.rest
         self._close(batch)
         if begun and rest:
-            self._run_failed(rest.part(0, 1), failed, When.EXECUTING, now_ns, now_ns - batch.since_ns)
-            rest = rest.part(1)
+            self._run_failed(rest.subset(0, 1), failed, When.EXECUTING, now_ns, now_ns - batch.since_ns)
+            rest = rest.subset(1)
         if verdict_of(failed.cause, When.NOT_BEGUN) is RetryVerdict.RETURN:
             self._return(rest, now_ns)
         else:
@@ -435,7 +435,7 @@ class Coordinator:
         begun = max(begun, batch.done)
         if not batch.is_open or begun >= len(batch.works):
             return
-        rest, batch.works = batch.works.part(begun), batch.works.part(0, begun)
+        rest, batch.works = batch.works.subset(begun), batch.works.subset(0, begun)
         if batch.done == begun:
             self._close(batch)
         self._return(rest, now_ns)
@@ -478,25 +478,25 @@ class Coordinator:
         past.error = failed.error
         if verdict is RetryVerdict.FAIL:
             raised = failed.cause in (Cause.RAISED, Cause.RAISED_TRANSIENT)
-            self._give_up(work, FailReason.RAISED if raised else FailReason.REFUSED, now_ns)
+            self._fail_work(work, FailReason.RAISED if raised else FailReason.REFUSED, now_ns)
             return
         past.charges += 1
         if failed.cause is Cause.LEASE_LOST:
             past.runs_ns = (*past.runs_ns[1 - SAME_END :], ran_ns)
             if _needs_longer(past.runs_ns):
-                self._give_up(work, FailReason.TOO_LONG, now_ns)
+                self._fail_work(work, FailReason.TOO_LONG, now_ns)
                 return
         else:
             past.runs_ns = ()
         if verdict is RetryVerdict.RETRY_LARGER:
             larger = self.policy.larger(memory, past.first_memory)
             if larger is None:
-                self._give_up(work, FailReason.OUT_OF_MEMORY, now_ns)
+                self._fail_work(work, FailReason.OUT_OF_MEMORY, now_ns)
                 return
             past.memory = larger
         if past.charges > self.policy.max_retries:
             out_of_memory = verdict is RetryVerdict.RETRY_LARGER
-            self._give_up(work, FailReason.OUT_OF_MEMORY if out_of_memory else FailReason.RETRIES, now_ns)
+            self._fail_work(work, FailReason.OUT_OF_MEMORY if out_of_memory else FailReason.RETRIES, now_ns)
             return
         self._queues[work.needs].executing -= 1
         work.needs = work.needs._replace(memory=past.memory)
@@ -509,7 +509,7 @@ class Coordinator:
         if self.stopped is not None:
             self._fail_waiting(self.stopped)
 
-    def _give_up(self, work: Works, reason: FailReason, now_ns: int) -> None:
+    def _fail_work(self, work: Works, reason: FailReason, now_ns: int) -> None:
         if work.state is ChunkState.EXECUTING:
             self._queues[work.needs].executing -= 1
         work.move(ChunkEvent.FAIL)
@@ -550,7 +550,7 @@ class Coordinator:
         for batch in list(self._open.values()):
             self._close(batch)
             for work in batch.rest.singles():
-                self._give_up(work, self.stopped or FailReason.CANCELLED, now_ns)
+                self._fail_work(work, self.stopped or FailReason.CANCELLED, now_ns)
 
     def _fail_waiting(self, reason: FailReason) -> None:
         left = [works for queue in self._queues.values() for works in queue.clear()]

@@ -57,7 +57,7 @@ class Holdings:
         self._held.setdefault(needs, []).append(lease)
         return True
 
-    def gone(self, needs: Needs, lease: Any) -> None:
+    def remove(self, needs: Needs, lease: Any) -> None:
         """One has ended, or was given back. Harmless twice."""
         held = self._held.get(needs, [])
         held[:] = [one for one in held if one is not lease]
@@ -112,15 +112,15 @@ class LeasePool:
             except RuntimeError:  # no room for a thread; the job's next step tries again
                 self._asking.discard(needs)
 
-    def gone(self, needs: Needs, lease: Lease) -> None:
+    def remove(self, needs: Needs, lease: Lease) -> None:
         """One has ended by itself. Whether another is of use the job says next."""
         with self._changed:
-            self._book.gone(needs, lease)
+            self._book.remove(needs, lease)
 
     def give_back(self, leases: Sequence[tuple[Needs, Lease]]) -> None:
         """They have nothing to do any more: one message. An office that does not answer hears of it later."""
         for needs, lease in leases:
-            self.gone(needs, lease)
+            self.remove(needs, lease)
         with contextlib.suppress(Disconnected, LeaseEnded):
             self._holding.release(lease for _, lease in leases)
 

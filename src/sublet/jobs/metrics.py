@@ -48,7 +48,7 @@ class Metrics:
         """Finished: with a result (now or by an earlier run), or failed."""
         return self.chunks_succeeded + self.chunks_skipped + self.chunks_failed
 
-    def heard(self, event: JobEvent) -> None:
+    def on_event(self, event: JobEvent) -> None:
         """Count one event of the coordinator."""
         match event.what:
             case "done":
@@ -66,7 +66,7 @@ class Metrics:
             case _:
                 pass
 
-    def took(self, took_ns: int, count: int) -> None:
+    def add_duration(self, took_ns: int, count: int) -> None:
         """So many chunks took so long together, one after the other."""
         each_ms = took_ns / count / 1e6
         self.buckets[bisect.bisect_left(BUCKETS_MS, each_ms)] += count

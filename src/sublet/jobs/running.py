@@ -83,7 +83,7 @@ class Pool(Protocol):
     def want(self, needs: Needs, count: int) -> None:
         """So many leases of this size are of use now, held ones included."""
 
-    def gone(self, needs: Needs, lease: Lease) -> None:
+    def remove(self, needs: Needs, lease: Lease) -> None:
         """One has ended by itself."""
 
     def give_back(self, leases: Sequence[tuple[Needs, Lease]]) -> None:
@@ -127,7 +127,7 @@ class _Pace:
     def restart(self) -> None:
         self.size = self.least = self.ahead = 1
 
-    def took(self, each_ns: int) -> None:
+    def adapt(self, each_ns: int) -> None:
         self.size = max(1, min(GROWTH * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
         self.least = max(1, BATCH_LEAST_NS // max(1, each_ns))
         self.ahead = AHEAD if each_ns < LONG_NS else 1
@@ -440,7 +440,7 @@ class RunningJob:
         self.leases_most = max(self.leases_most, len(self._slots))
         self._note("leases", len(self._slots))
         lease.on_end(lambda end: self._post(lambda: self._lease_ended(slot, end.reason)))
-        lease.on_notice(lambda notice: self._post(lambda: self._leave(slot)))
+        lease.on_notice(lambda notice: self._post(lambda: self._stop_feeding(slot)))
         self._prepare(slot)
         self._deliver([])  # the window is larger now
 
@@ -471,7 +471,7 @@ class RunningJob:
             self._failed(error)
         self._drop(slot)
 
-    def _leave(self, slot: _Slot) -> None:
+    def _stop_feeding(self, slot: _Slot) -> None:
         """It will be taken: what executes goes on, nothing new begins."""
         slot.is_leaving = True
         if not slot.under_way:
@@ -485,7 +485,7 @@ class RunningJob:
 
     def _lease_ended(self, slot: _Slot, reason: str) -> None:
         if self._slots.pop(slot.key, None) is not None:
-            self._pool.gone(slot.needs, slot.lease)
+            self._pool.remove(slot.needs, slot.lease)
             self._note("leases", len(self._slots), f"lease {slot.key} ended: {reason}")
 
     def _refused(self, needs: Needs, error: SubletError, final: bool) -> None:
@@ -599,8 +599,8 @@ class RunningJob:
             count = len(many.results)
             self._take_outcomes(batch, many.results, now_ns)
             if count and many.took_ns:  # of a worker that died there is no time
-                self._paces[slot.needs].took(many.took_ns // count)
-                self.metrics.took(many.took_ns, count)
+                self._paces[slot.needs].adapt(many.took_ns // count)
+                self.metrics.add_duration(many.took_ns, count)
             error = many.error
             if error is None:  # where there are fewer results than chunks the others were withheld
                 self.core.take_back(batch, count, now_ns)
@@ -721,7 +721,7 @@ class RunningJob:
         found = list(events)
         events.clear()
         for event in found:
-            self.metrics.heard(event)
+            self.metrics.on_event(event)
         if any(event.what in ("leases", "done", "skipped", "failed") for event in found):
             self.history.append((found[-1].at_ns, len(self._slots), self.metrics.chunks_done))
             if len(self.history) > HISTORY_MAX:

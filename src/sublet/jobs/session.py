@@ -191,7 +191,7 @@ class JobSession:
                 clock=self._clock,
                 phase=phase,
                 admit=admit,
-                on_events=None if terms.on_event is None else self._tell,
+                on_events=None if terms.on_event is None else self._emit,
             )
             stack.pop_all()
 
@@ -267,7 +267,7 @@ class JobSession:
             on_refusal=on_refusal,
         )
 
-    def _tell(self, events: Sequence[JobEvent]) -> None:
+    def _emit(self, events: Sequence[JobEvent]) -> None:
         assert self.terms.on_event is not None
         for event in events:
             self.terms.on_event(event)

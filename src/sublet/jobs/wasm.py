@@ -461,10 +461,10 @@ class _Run:
         except _Exit:
             pass
         finally:
-            _systems.leave(token)
+            _systems.restore(token)
         if system.status:
             raise WasmTrap(
-                f"the command ended with exit status {system.status}{system.said}",
+                f"the command ended with exit status {system.status}{system.stderr_text}",
                 function="_start",
                 do="Zero is success; what the other numbers mean, the command says.",
             )
@@ -474,7 +474,7 @@ class _Run:
         """What a trap means."""
         codes = _wasmtime().TrapCode
         code = trap.trap_code
-        said = "" if self._system is None else self._system.said
+        said = "" if self._system is None else self._system.stderr_text
         where = next((frame.func_name for frame in trap.frames if frame.func_name), None) or self._at
         if code is codes.INTERRUPT:
             raise _Interrupted from None
@@ -561,7 +561,7 @@ class _System:
         self._random = _SEED
 
     @property
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """What it wrote to stderr, for the error."""
         text = self._errors.decode("utf-8", "replace").strip()
         return f". It said last:\n{text}" if text else ""
@@ -773,7 +773,7 @@ class _Systems:
         self._current.system = system
         return before
 
-    def leave(self, before: object) -> None:
+    def restore(self, before: object) -> None:
         self._current.system = before
 
     @property

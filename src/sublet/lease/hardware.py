@@ -5,7 +5,7 @@ pretended hardware keeps an account of which guests would be where. Both are ask
 order, so that what is proved of the one holds for the other.
 
 No method may raise for what it meets, and none may wait: what takes time is begun, and seen to be over by ``is_there``
-and ``look``. Each may be called again with the same arguments, and twice is once.
+and ``verify``. Each may be called again with the same arguments, and twice is once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Hardware(Protocol):
         without a device; nothing stops them again.
         """
 
-    def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
+    def cancel_warning(self, lease: LeaseId, epoch: Epoch, /) -> None:
         """The deadline was moved after a warning, which does not hold any more: guests that have not met it go on, and
         those that leave do. There may be another."""
 
@@ -130,7 +130,7 @@ class Hardware(Protocol):
 
     # ---- when it is over ----
 
-    def tell(
+    def announce_end(
         self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
     ) -> None:
         """The lease is over up to this epoch: nothing of it starts any more, its connections are cut, and its guests
@@ -146,10 +146,10 @@ class Hardware(Protocol):
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
         """Whether a guest of the lease, up to this epoch, uses the resource."""
 
-    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
+    def why_alive(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
         """What keeps those who are there although their end was forced, in words; empty if that is not known."""
 
-    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
+    def verify(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         """No guest is there any more: is anything else left, and can it be scrubbed?"""
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:

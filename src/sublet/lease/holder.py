@@ -76,7 +76,7 @@ class BusyMeter:
         time is carried again; so the receiver that adds up counts no more of one than has passed since the last."""
         return max(0, self.total_ns(now_ns) - self._said_ns)
 
-    def said(self, total_ns: int) -> None:
+    def reported(self, total_ns: int) -> None:
         """A word was answered that carried everything up to this total."""
         self._said_ns = max(self._said_ns, total_ns)
 
@@ -259,14 +259,14 @@ class Holder:
             return False
         match outcome:
             case RenewalGranted(granted_ns=granted_ns, save_ns=save_ns):
-                self.busy_time.said(attempt.busy_total_ns)
+                self.busy_time.reported(attempt.busy_total_ns)
                 if attempt.sent_ns <= self._sent_ns:
                     return False  # an answer to an older request says less than what is known already
                 self._reckon(now_ns, save_ns)
                 self._grant(now_ns, attempt.sent_ns, granted_ns, HolderEvent.ANSWERED)
                 self._pass(now_ns)
             case RenewalRefused(reason=EndReason.IDLE):
-                self.busy_time.said(attempt.busy_total_ns)  # the office counts what comes with a renewal it refuses
+                self.busy_time.reported(attempt.busy_total_ns)  # the office counts what comes with a renewal it refuses
                 self._pending = None
                 if self.status is LeaseStatus.JEOPARDY:
                     self._apply(HolderEvent.ANSWERED)
@@ -274,7 +274,7 @@ class Holder:
                 if not self.busy:  # if work has begun meanwhile, the next attempt will say so
                     self._put_off(now_ns)
             case RenewalRefused():
-                self.busy_time.said(attempt.busy_total_ns)
+                self.busy_time.reported(attempt.busy_total_ns)
                 self._pending = None
                 self._attempts = 0
                 self._fate, self._fate_sent_ns = outcome, attempt.sent_ns
@@ -311,7 +311,7 @@ class Holder:
             self._capped = False
             self._apply(HolderEvent.NOTICE)
 
-    def spare(self, now_ns: int) -> None:
+    def cancel_notice(self, now_ns: int) -> None:
         """It will not be taken after all. A refused renewal is not undone by this."""
         self._pass(now_ns)
         if self._notice is None or self.status not in HELD_STATES:
@@ -329,7 +329,7 @@ class Holder:
         self._finish(now_ns, end, tell=not told)
         return True
 
-    def let_go(self, now_ns: int) -> None:
+    def begin_release(self, now_ns: int) -> None:
         """The holder gives it back, or leaves the line. Call it *before* the request is sent: from here on nothing
         starts, so nothing of this holder can be caught on hardware that is another lease's."""
         self._pass(now_ns)

@@ -118,9 +118,9 @@ class Node:
                 return
             if incarnation > self.incarnation:
                 self.incarnation = incarnation
-                self._teardowns.nobody_was_told()
-                self.shelf.nobody_ordered()
-        self._end_what_is_due(now_ns)  # first: nothing is extended after its deadline
+                self._teardowns.resend_all()
+                self.shelf.forget_removals()
+        self._end_expired(now_ns)  # first: nothing is extended after its deadline
         match order:
             case Grant():
                 self._grant(order, now_ns)
@@ -142,7 +142,7 @@ class Node:
         """Do what is due: deadlines, warnings, the next step of a teardown, reports to repeat. Returns the next instant
         at which there is something to do; None if nothing is waiting. Calling it early is harmless, late is late.
         """
-        self._end_what_is_due(now_ns)
+        self._end_expired(now_ns)
         self._warn_who_expires(now_ns)
         self._look_at_devices(now_ns)
         self._teardowns.advance(self._teardowns, now_ns)
@@ -169,7 +169,7 @@ class Node:
         """
         return self.fence.check(lease, epoch, now_ns)
 
-    def awaits(self, lease: LeaseId, epoch: Epoch) -> bool:
+    def is_pending(self, lease: LeaseId, epoch: Epoch) -> bool:
         """Whether the pair was granted and is not live yet, because what was there before is still being cleared."""
         waiting = self._waiting.get(lease)
         return waiting is not None and waiting.epoch == epoch
@@ -192,7 +192,7 @@ class Node:
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
         self._parking.resend_reports(now_ns)
-        self.shelf.say(now_ns)
+        self.shelf.report_all(now_ns)
 
     def counted(self, now_ns: int) -> None:
         """It is known anew what guests have on devices: what it takes to park them is said at the next ``tick``."""
@@ -239,7 +239,7 @@ class Node:
             self._admit(order, now_ns)
         elif (broken := next((p.resource for p in order.parts if p.resource in self._faulted), None)) is not None:
             self._answer(order, held=False, detail=f"{broken} reported an error")
-        elif (dirty := self._teardowns.given_up(order.parts, order.epoch)) is not None:
+        elif (dirty := self._teardowns.failed_in_the_way(order.parts, order.epoch)) is not None:
             self._answer(order, held=False, detail=dirty.detail)
         else:
             self._waiting[order.lease] = order
@@ -263,11 +263,11 @@ class Node:
             if self.fence.is_over(order.lease, order.epoch, order.parts, came=True):
                 del self._waiting[order.lease]
                 self._answer(order, held=False)
-            elif not self._is_kept_out(order):
+            elif not self._is_blocked(order):
                 del self._waiting[order.lease]
                 self._admit(order, now_ns)
 
-    def _is_kept_out(self, order: Grant) -> bool:
+    def _is_blocked(self, order: Grant) -> bool:
         return self.shelf.in_the_way(order, self._teardowns) or any(
             in_the_way(self.fence, self._teardowns, order.lease, part, self._capacity.get(part.resource, 0))
             for part in order.parts
@@ -293,12 +293,12 @@ class Node:
 
     def _resume(self, under: Parking, order: Grant, now_ns: int) -> None:
         gone = self.fence.end(under.lease, under.epoch, (), EndReason.RELEASED)
-        self._let_go(under.lease)
+        self._forget_lease(under.lease)
         self._hardware.resume(under, order.lease, order.epoch)
         for part in gone.parts if gone is not None else ():
             self._teardowns.begin(under.lease, under.epoch, part, grace_until_ns=now_ns, asked=False)
         report = Resumed(node=self.name, lease=order.lease, epoch=order.epoch, under=under)
-        self._ended_here.say(under.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
+        self._ended_here.repeat(under.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
 
     def _extend(self, order: Extend, now_ns: int) -> None:
         before = self.fence.get(order.lease)
@@ -320,7 +320,7 @@ class Node:
             self._hardware.extend(live.lease, live.epoch, live.deadline_ns)
         heeded_ns = order.lead_ns if isinstance(order, Extend) else 0
         if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns, heeded_ns=heeded_ns):
-            self._hardware.spare(live.lease, live.epoch)
+            self._hardware.cancel_warning(live.lease, live.epoch)
         if not self._expiring.is_asked(live.lease):
             self._parking.extended(live.lease)
 
@@ -332,7 +332,7 @@ class Node:
             self._parking.noticed(order, now_ns)
         elif news and self._notices.pop(order.lease, None) is not None:
             self._hardware.notice(order.lease, None)
-            self._parking.spared(order.lease)
+            self._parking.cancel(order.lease)
         if news is not None:
             self._answer(order, held=True)
         elif not self._never_seen(order):
@@ -356,11 +356,11 @@ class Node:
         gone = self.fence.end(order.lease, epoch, order.parts, order.reason)
         self._ended_here.stop(order.lease)
         save_ns = self._expiring.save_ns(order.lease)
-        self._let_go(order.lease)
+        self._forget_lease(order.lease)
         until_ns = self._parking.time_to_save(live, now_ns + order.grace_ns, save_ns, now_ns)
         is_new = self._begin_end(order, epoch, gone, until_ns)
         if is_new and not self._parking.park(order.lease, epoch, order.park, until_ns, now_ns):
-            self._hardware.tell(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)
+            self._hardware.announce_end(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)
         elif is_new and order.park is not None:  # what is parked has as much to save as it had before
             self._expiring.inherit(order.park.lease, save_ns, now_ns)
         self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
@@ -377,12 +377,12 @@ class Node:
 
     def _verify(self, order: Verify, now_ns: int) -> None:
         for part in order.parts:
-            self._teardowns.look_again(order.lease, order.epoch, part, now_ns)
+            self._teardowns.verify_again(order.lease, order.epoch, part, now_ns)
         self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
 
     # ---- what it does by itself ----
 
-    def _end_what_is_due(self, now_ns: int) -> None:
+    def _end_expired(self, now_ns: int) -> None:
         for live in self.fence.due(now_ns):
             self._end_here(live, EndReason.EXPIRED, "its deadline came", now_ns)
 
@@ -390,20 +390,20 @@ class Node:
         """At once and without grace: nothing outlives its promise."""
         volume = self.shelf.of(live)
         self.fence.end(live.lease, live.epoch, live.parts, reason)
-        self._let_go(live.lease)
+        self._forget_lease(live.lease)
         for part in live.parts:
             self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, asked=False, volume=volume)
-        self._hardware.tell(live.lease, live.epoch, reason, now_ns, detail, now_ns)
+        self._hardware.announce_end(live.lease, live.epoch, reason, now_ns, detail, now_ns)
         report = EndedHere(node=self.name, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail)
-        self._ended_here.say(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
+        self._ended_here.repeat(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
 
-    def _let_go(self, lease: LeaseId) -> None:
+    def _forget_lease(self, lease: LeaseId) -> None:
         if self.fence.get(lease) is None:
             self._notices.pop(lease, None)
             self._tenants.pop(lease, None)
             self._names.pop(lease, None)
             self._expiring.drop(lease)
-            self._parking.spared(lease)
+            self._parking.cancel(lease)
 
     def _warn_who_expires(self, now_ns: int) -> None:
         asked, warned = self._expiring.due(now_ns)
@@ -421,14 +421,14 @@ class Node:
             if wrong is None:
                 self._faulted.stop(resource)
             elif resource not in self._faulted:
-                self._faulted.say(resource, Fault(node=self.name, resource=resource, detail=wrong), now_ns)
+                self._faulted.repeat(resource, Fault(node=self.name, resource=resource, detail=wrong), now_ns)
                 for lease in tuple(self.fence.on(resource)):
                     live = self.fence.get(lease)
                     if live is not None:
                         self._end_here(live, EndReason.DEVICE_LOST, f"{resource}: {wrong}", now_ns)
 
     def _repeat(self, now_ns: int) -> None:
-        self._ended_here.give_up(now_ns)
+        self._ended_here.drop_unanswered(now_ns)
         for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns), *self._parking.due(now_ns)):
             self._report(report)
 

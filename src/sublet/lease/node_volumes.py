@@ -61,7 +61,7 @@ class NodeVolumes:
             self._removing[order.volume] = order
         self.advance(now_ns, at_once=True)
 
-    def nobody_ordered(self) -> None:
+    def forget_removals(self) -> None:
         """A restored office: it may keep what its predecessor ordered to be removed. If not, it orders it again."""
         self._removing.clear()
         self._look_ns = None
@@ -69,7 +69,7 @@ class NodeVolumes:
     def advance(self, now_ns: int, *, at_once: bool = False) -> None:
         """Look how far it is with those that are to go, and name those that are kept, if it is time to."""
         if self._say_ns is not None and now_ns >= self._say_ns:
-            self.say(now_ns)
+            self.report_all(now_ns)
         if not self._removing or (not at_once and self._look_ns is not None and now_ns < self._look_ns):
             return
         for order in tuple(self._removing.values()):
@@ -117,7 +117,7 @@ class NodeVolumes:
             return None
         return EndReason.DEVICE_LOST, f"volume {order.name} is not on the disk of this node any more"
 
-    def say(self, now_ns: int) -> None:
+    def report_all(self, now_ns: int) -> None:
         """Everything that is here, in as many reports as it takes: to an office that has come, and from then on now and
         then, since what ran here before it came may leave volumes of which it does not know."""
         kept = self._hardware.volumes()

@@ -69,7 +69,7 @@ class ParkingLot:
         if live is not None and order.reason not in NOT_PARKED_FOR:
             self._runs_out.discard(order.lease)
             need = self._need(live)
-            self._parkable.say(order.lease, need, now_ns)
+            self._parkable.repeat(order.lease, need, now_ns)
             if not need.safe and (need.amount or need.why):
                 self._unsafe[order.lease] = now_ns + LOOK_NS
 
@@ -80,14 +80,14 @@ class ParkingLot:
         if live is None or lease in self._under or not self._hardware.need(lease, live.epoch).outlives:
             return
         self._runs_out.add(lease)
-        self._parkable.say(lease, self._need(live), now_ns)
+        self._parkable.repeat(lease, self._need(live), now_ns)
 
     def extended(self, lease: LeaseId) -> None:
         """Its deadline was moved."""
         if lease in self._runs_out:
-            self.spared(lease)
+            self.cancel(lease)
 
-    def spared(self, lease: LeaseId) -> None:
+    def cancel(self, lease: LeaseId) -> None:
         """It will not, or it was; harmless if nothing was said."""
         self._parkable.stop(lease)
         self._runs_out.discard(lease)
@@ -104,7 +104,7 @@ class ParkingLot:
 
     def counted(self, now_ns: int) -> None:
         """It is known anew what guests have on devices: what they need is said once more."""
-        self._parkable.say_now(now_ns)
+        self._parkable.resend_now(now_ns)
 
     def due(self, now_ns: int) -> Iterable[Report]:
         """What to say now: what is needed as of now, not as of the notice."""
@@ -115,7 +115,7 @@ class ParkingLot:
             else:
                 self._unsafe[lease] = now_ns + LOOK_NS
             if live is not None and lease not in self._unsafe:
-                self._parkable.say(lease, self._need(live), now_ns)
+                self._parkable.repeat(lease, self._need(live), now_ns)
         for lease in self._parkable.about_to_say(now_ns):
             live = self._fence.get(lease)
             if live is not None:

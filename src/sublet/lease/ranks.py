@@ -95,7 +95,7 @@ class Ranks:
         """Those that have not ended, by rank."""
         return [rank for rank, state in enumerate(self.states) if state is RankState.RUNNING]
 
-    def told(self) -> None:
+    def mark_stopping(self) -> None:
         """The lease ends, or they were told to stop: from now on it is no failure that one ends."""
         if self.phase is RanksPhase.GOING:
             self.phase = RanksPhase.LEAVING

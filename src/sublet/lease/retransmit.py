@@ -49,7 +49,7 @@ class Repeats(Generic[_Key]):
         """This is what is said of it from the next time on."""
         self._entries[key].report = report
 
-    def say(self, key: _Key, report: Report, now_ns: int, *, for_ns: int | None = None) -> None:
+    def repeat(self, key: _Key, report: Report, now_ns: int, *, for_ns: int | None = None) -> None:
         """From now on, and for so long at most."""
         until_ns = None if for_ns is None else now_ns + for_ns
         self._entries[key] = _Entry(report, now_ns, until_ns)
@@ -72,12 +72,12 @@ class Repeats(Generic[_Key]):
         for entry in self._entries.values():
             entry.next_ns, entry.pause_ns, entry.said = now_ns, FIRST_NS, 0
 
-    def say_now(self, now_ns: int) -> None:
+    def resend_now(self, now_ns: int) -> None:
         """All of it once more, between two times."""
         for entry in self._entries.values():
             entry.next_ns = now_ns
 
-    def give_up(self, now_ns: int) -> None:
+    def drop_unanswered(self, now_ns: int) -> None:
         """What stayed unanswered for as long as it was to be said is not said again."""
         if not self._entries:
             return

@@ -103,7 +103,7 @@ class Teardown:
                 case TeardownPhase.KILLING:
                     self._kill(now_ns, hardware, bounds)
                 case _:
-                    self._look(now_ns, hardware, bounds)
+                    self._verify(now_ns, hardware, bounds)
 
     def hardware_changed(self, now_ns: int, hardware: Hardware) -> None:
         """The hardware has changed. What was waited for may have come; if it has not, no attempt is used up. What was
@@ -139,19 +139,19 @@ class Teardown:
         if not self._is_there(hardware):
             self._enter(TeardownPhase.VERIFYING, now_ns, now_ns)
         elif again_ns is None and self.attempts >= bounds.attempts:
-            why = hardware.why(self.part.resource, self.lease, self.epoch)
+            why = hardware.why_alive(self.part.resource, self.lease, self.epoch)
             because = f": {why}" if why else ""
             self._is_too_late(f"the guest could not be ended in {self.attempts} attempts{because}", now_ns, bounds)
         else:
             self.due_ns = max(now_ns + 1, again_ns if again_ns is not None else now_ns + bounds.retry_ns)
 
-    def _look(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
+    def _verify(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         if self._is_there(hardware):
             self._enter(TeardownPhase.KILLING, now_ns, now_ns)
             return
         if self.look_until_ns is None:
             self.look_until_ns = now_ns + bounds.patience_ns
-        match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
+        match hardware.verify(self.part.resource, self.lease, self.epoch, now_ns):
             case Clean() as clean:
                 self._is_clean(clean, now_ns)
             case Unclean(detail=detail, hard=hard):
@@ -170,7 +170,7 @@ class Teardown:
         self.due_ns = now_ns + bounds.late_ns
         if self._is_there(hardware):
             return
-        match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
+        match hardware.verify(self.part.resource, self.lease, self.epoch, now_ns):
             case Clean() as clean:
                 self.is_late = False
                 self._is_clean(clean, now_ns)

@@ -89,7 +89,7 @@ class Teardowns:
         self._all[lease, part.resource] = down
         return True
 
-    def look_again(self, lease: LeaseId, epoch: Epoch, part: Part, now_ns: int) -> None:
+    def verify_again(self, lease: LeaseId, epoch: Epoch, part: Part, now_ns: int) -> None:
         """From the start, unless it is still being done; then what comes of that is the answer."""
         down = self._all.get((lease, part.resource))
         if down is not None and down.is_settled:
@@ -97,7 +97,7 @@ class Teardowns:
             epoch = max(epoch, down.epoch)
         self.begin(lease, epoch, part, grace_until_ns=now_ns, asked=True)
 
-    def given_up(self, wanted: Sequence[Part], epoch: Epoch) -> Teardown | None:
+    def failed_in_the_way(self, wanted: Sequence[Part], epoch: Epoch) -> Teardown | None:
         """A failed teardown in the way of a grant. If the office was told of it, the operator has vouched for the
         resource since, and that clears whatever is not seen to be there still. If not, the end of the refused lease
         will tell it (see ``_take_over_failure``)."""
@@ -110,7 +110,7 @@ class Teardowns:
                 del self._all[key]
         return None
 
-    def nobody_was_told(self) -> None:
+    def resend_all(self) -> None:
         """A restored office: it may not know what its predecessor was told."""
         for down in self._all.values():
             down.asked = down.answered = False

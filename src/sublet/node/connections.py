@@ -84,7 +84,7 @@ class Connection:
             self.cut(error)
         except Exception as error:  # noqa: BLE001 - one connection must not be able to end the guests of all others
             log_internal_error(error)
-            self.cut(mistake())
+            self.cut(internal_error())
 
     def hand_over(self) -> socket.socket | None:
         """The socket, which is served elsewhere from now on; all output was sent. None if that cannot be:
@@ -100,7 +100,7 @@ class Connection:
         return self.sock
 
     def _failed(self, error: Exception) -> None:
-        self.cut(mistake())
+        self.cut(internal_error())
 
     def _ready(self, events: int) -> None:
         short: NotRead | None = None
@@ -113,12 +113,12 @@ class Connection:
                 except NotRead as error:
                     short = error
                 else:
-                    self._hear(happened)
+                    self._handle_events(happened)
                     self.push()
         if short is not None:
             raise short  # to the loop, which calls again
 
-    def _hear(self, happened: list[Happening]) -> None:
+    def _handle_events(self, happened: list[Happening]) -> None:
         for happening in happened:
             if isinstance(happening, Over):
                 self._send()
@@ -131,7 +131,7 @@ class Connection:
             is_out = self._send()
             wanted = (READ if self.link.wants_input else 0) | (0 if is_out else WRITE)
             if self.link.over is not None:  # too much piled up: a peer that does not read is not waited for
-                self._hear(self.link.news())
+                self._handle_events(self.link.news())
             elif wanted != self._watching:
                 self._watching = wanted
                 self._loop.change(self.sock.fileno(), wanted)
@@ -159,6 +159,6 @@ class Connection:
         self.sock.close()
 
 
-def mistake() -> SubletError:
+def internal_error() -> SubletError:
     """What is said of an error that was not foreseen."""
     return SubletError("internal error in the supervisor; see its log")

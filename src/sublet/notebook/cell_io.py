@@ -144,10 +144,10 @@ class Traffic:
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()
-            reads = self.told.say(sent.names, kernel)
+            reads = self.told.encode(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
-            steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
+            steady = self.steady_told.encode(self.steady.current(self.space.names), kernel)
             more = sent.word, reading.is_quiet, reading.deletes, steady, around, sent.sources, compiler_flags()
             fetches = options.takes is None
             placing = sent.parcels, sent.gone, *of_the_cell, *more, fetches
@@ -160,7 +160,7 @@ class Traffic:
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
         except BaseException:
-            self.space.disagree(sent.names)
+            self.space.invalidate(sent.names)
             self.told.forget()
             self.steady_told.forget()
             self.steady.forget()
@@ -170,7 +170,7 @@ class Traffic:
         self.problems |= {} if around is None else around.problems
         self.space.sent(sent)
         self.steady.crossed(sent.names, self.space.names)
-        self.space.freed(placed.freed)
+        self.space.on_freed(placed.freed)
         if changed:
             sent.parcels += self._send_late(kernel, self.space.parcels_of(changed))
         return sent, restored, ()
@@ -186,13 +186,13 @@ class Traffic:
             _lend(kernel, more)
             placed: Taken = kernel.call(guest_side.place_late, more.parcels, more.word)
         except BaseException as error:
-            self.space.disagree(more.names)
+            self.space.invalidate(more.names)
             if isinstance(error, SubletError) and not kernel.is_lost:
                 with contextlib.suppress(SubletError):
                     kernel.call(guest_side.given_up)
             raise
         self.space.sent(more)
-        self.space.freed(placed.freed)
+        self.space.on_freed(placed.freed)
         return more.parcels
 
     def fetch(self, kernel: KernelGuest, sent: Outgoing, name: str, bound: Iterable[str]) -> None:
@@ -224,10 +224,10 @@ class Traffic:
                 guest_side.place_fetched, more.parcels, more.names, more.word, more.sources, handles
             )
         except BaseException:
-            self.space.disagree(more.names)
+            self.space.invalidate(more.names)
             raise
         self.space.sent(more)
-        self.space.freed(placed.freed)
+        self.space.on_freed(placed.freed)
         self.steady.crossed(more.names, self.space.names)
         sent.names |= more.names
         sent.parcels += more.parcels
@@ -251,13 +251,13 @@ class Traffic:
         """What it changed; and what stays there is saved. ``binds``: names that the cell binds; ``call``: brings what
         it changed, unless it was not run."""
         with self.progress.of("collecting", options.gives or binds or sent.names):
-            return self._take(kernel, options, sent, number, call)
+            return self._receive(kernel, options, sent, number, call)
 
     def begin(self, kernel: KernelGuest, options: CellOptions, placing: Placing, request: dict[str, Any]) -> CellCall:
         """Have the cell run that this requests."""
         return kernel.begin_cell(guest_side.run, placing, request, _only(options), options.room_bytes)
 
-    def _take(
+    def _receive(
         self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int, call: CellCall | None
     ) -> CellResults:
         only = _only(options)
@@ -269,17 +269,17 @@ class Traffic:
                 reply, (placed, out) = kernel.result(call.pending)
                 if placed is not None:
                     self.problems |= placed.problems
-                    self.space.freed(placed.freed)
+                    self.space.on_freed(placed.freed)
             news, interrupted = guest_persistence.PersistenceNews(), None
             if out.stays or sent.handles:
                 self.progress.at((*out.stays, *sent.handles), verb="saving")
                 news, interrupted = _saved(kernel, self.handles, options)
             broken = self._merged(kernel, options, out)
-            self._settle(out)
+            self._apply_side_effects(out)
         except BaseException:
             # What the cell changed is there and not here, and must not be gone on from. After an interrupt this is
             # redundant, since the guest is given up; it stays for errors that the guest outlives.
-            self.space.disagree(sent.names)
+            self.space.invalidate(sent.names)
             self.steady.forget()
             self._surroundings_unsure()
             raise
@@ -290,12 +290,12 @@ class Traffic:
         if any(f"_{number}" in parcel.names for parcel in out.parcels):
             _keep_result(self.space.names, number)
         if only is not None:
-            self.space.disagree(sent.names - out.names)
-        self.handles.left(out.stays, kernel, number)
+            self.space.invalidate(sent.names - out.names)
+        self.handles.record_left(out.stays, kernel, number)
         if broken and not kernel.is_lost:
             kernel.call(guest_persistence.hold, broken)
             news, interrupted = _saved(kernel, self.handles, options)
-        self.handles.heard(news, kernel)
+        self.handles.on_news(news, kernel)
         if not options.saves or news.failed:  # then there is something that a notice may save
             with contextlib.suppress(LeaseEnded):
                 kernel.call(guest_persistence.taken)
@@ -322,8 +322,8 @@ class Traffic:
         )
         with quietly:
             taken = self.space.take(out.parcels, out.gone)
-        self.space.freed(out.freed)
-        self.space.tidy()
+        self.space.on_freed(out.freed)
+        self.space.trim_pool()
         out.parcels = [parcel for parcel in out.parcels if parcel.names not in taken.idle]
         broken = taken.broken
         for _ in range(BROKEN_MAX):
@@ -344,19 +344,19 @@ class Traffic:
         out.stays |= broken
         return broken
 
-    def _settle(self, out: Outgoing) -> None:
+    def _apply_side_effects(self, out: Outgoing) -> None:
         """Set what the cell has changed beside variables, after everything that could draw a random number."""
         if self.surroundings is None:
             return
         if out.surroundings is not None:
             self.surroundings.apply(out.surroundings, files=False)
             self.problems |= out.surroundings.problems
-        self.surroundings.settle()
+        self.surroundings.apply_deferred()
         self.problems |= self.surroundings.problems()
 
     def _surroundings_unsure(self) -> None:
         if self.surroundings is not None:
-            self.surroundings.unsure()
+            self.surroundings.send_all_next()
 
     def report(self) -> dict[str, tuple[Fate, str]]:
         """How every name stands that cells on devices have left: here, saved, to be recomputed, or lost."""
@@ -385,7 +385,7 @@ def _saved(
         try:
             return kernel.call(guest_persistence.look), interrupt  # whose turn comes when the save is done
         except KeyboardInterrupt:
-            handles.unsure()
+            handles.forget_committed()
             return guest_persistence.PersistenceNews(), interrupt
     return news, None
 
@@ -534,9 +534,9 @@ class TransferProgress:
             self._verb, self._names, self._nbytes = verb or self._verb, names, nbytes
             if names and self._timer is None:  # a transfer that sends nothing starts no thread
                 self._start()
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Show it if it is time. The waiting thread calls this now and then."""
         now_s = self._clock()
         if now_s < self._due_s:
@@ -557,7 +557,7 @@ class TransferProgress:
             self._timer = None
 
     def _ring(self) -> None:
-        self.look()
+        self.refresh()
         with self._lock:
             self._timer = None
             if self._verb:

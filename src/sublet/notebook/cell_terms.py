@@ -60,7 +60,7 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def quiet(lease: Lease) -> Lease:
+def without_expiry_notice(lease: Lease) -> Lease:
     """A lease that runs out between cells without a word: it is meant to, and a word would stand below some cell."""
     lease._held.quiet = True
     return lease

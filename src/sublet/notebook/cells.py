@@ -36,10 +36,10 @@ from sublet.notebook.cell_terms import (
     fits,
     look_in,
     moving,
-    quiet,
     running,
     with_terms_of,
     with_what_is_free,
+    without_expiry_notice,
 )
 from sublet.notebook.end_messages import RERUN, process_lost, session_ended, unnamed, what_ended
 from sublet.notebook.environment import CellEnvironment
@@ -55,7 +55,7 @@ from sublet.notebook.monkeypatches import ReplacedAttributes
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.on_demand import MESSAGE
 from sublet.notebook.options import CellOptions
-from sublet.notebook.output import SILENT, Hints, ShellFront, StatusLine, failed_cell, say
+from sublet.notebook.output import SILENT, Hints, ShellFront, StatusLine, failed_cell, show_line
 from sublet.notebook.ownership import Owner
 from sublet.notebook.queued_cells import QueuedCells
 from sublet.notebook.reading import Reading, read_cell
@@ -63,7 +63,7 @@ from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.remote_values import RemoteValues, Restored
 from sublet.notebook.resume import (
     GAVE_WAY,
-    give_up,
+    end_parked,
     go_on,
     is_known_to_be_over,
     is_parked,
@@ -160,14 +160,14 @@ class Cells:
             try:
                 self._run_one(source, options, is_whole)
             finally:
-                self._ahead.settle()  # what is imported finds ``get_ipython`` only as long as a cell runs
+                self._ahead.wait()  # what is imported finds ``get_ipython`` only as long as a cell runs
 
     def _run_one(self, source: str, options: CellOptions, is_whole: bool) -> None:
         python = self.shell.transform_cell(source)
         self.reading(python)
         check_names(options, self._space.names)
         KernelGuest.check(options.python)
-        self._ahead.look(python, gives=options.gives is None)
+        self._ahead.start_for(python, gives=options.gives is None)
         status = StatusLine(self.shell, late_s=LATE_S if is_whole else 0.0)
         self._front.on_cleared = status.cleared
         self._front.begin_cell()
@@ -188,7 +188,7 @@ class Cells:
             raise
         except LeaseEnded as error:
             handles = {name: one for name, one in self.handles.all().items() if one.was_of(self._kernel)}
-            self._let_go()
+            self._detach_kernel()
             inside = self.handles.ended(began_wall_ns)
             bill = self._bill_so_far(began_s, error.end)
             self._leave_ended()
@@ -198,10 +198,10 @@ class Cells:
             status.show(Ended(message=error.message, do=error.do, bill=self._bill_so_far(began_s, None)))
             raise
         except SubletError as error:
-            status.leave(Ended(message=error.message, do=error.do))
+            status.show_abandoned(Ended(message=error.message, do=error.do))
             raise
         lease = self.lease or lease
-        self._queued.keep(lease)
+        self._queued.hold_while_queued(lease)
         price = self.bills.price(lease.id, self.fabric())
         cost, currency = price * ran.bill.held_s, self.bills.currency
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=cost, currency=currency)
@@ -302,13 +302,13 @@ class Cells:
         """Give the lease back. What was only on the device is saved, if it was not and can be; else it is lost."""
         lease, self.lease = self.lease, None
         try:
-            self._queued.let_go()
+            self._queued.release()
             with contextlib.suppress(SubletError):
                 self.handles.save()
-            self._let_go()
+            self._detach_kernel()
         finally:  # also when an interrupt has ended the saving
             if lease is not None and is_parked(lease):
-                give_up(self.fabric(), lease)
+                end_parked(self.fabric(), lease)
             elif lease is not None:
                 self._behind = self._behind if lease.end is not None else ""
                 lease.release()
@@ -354,7 +354,7 @@ class Cells:
             wait_until_taken(lease)
         if lease is not None and is_parked(lease) and self._kernel is not None and not self._kernel.is_lost:
             with contextlib.suppress(LeaseEnded):  # then there is nothing to go on with, and another is asked for
-                lease = self._go_on(lease, self._kernel, options, status)
+                lease = self._resume(lease, self._kernel, options, status)
         if lease is not None and lease.end is None and lease.notice is None and fits(lease, self._asked, options):
             return lease
         old = lease if lease is not None and lease.end is None and lease.notice is None else None
@@ -402,22 +402,22 @@ class Cells:
         try:
             if old is not None:
                 self._part_from(old)
-            self.lease, self._asked = quiet(lease), options
+            self.lease, self._asked = without_expiry_notice(lease), options
         except BaseException:  # a trace that is kept must not keep the lease
             lease.release()
             raise
         if self._notices is not None:
-            self._notices.told_for(self.lease.id)
+            self._notices.suppress(self.lease.id)
         self._billed_s = time.monotonic()
         return self.lease
 
     def _part_from(self, old: Lease) -> None:
         """Another lease has taken its place, or it is over."""
         self.lease = None
-        self._queued.let_go()
-        self._let_go()
+        self._queued.release()
+        self._detach_kernel()
         if is_parked(old):
-            give_up(self.fabric(), old)
+            end_parked(self.fabric(), old)
         elif old.end is None or old.end.reason is EndReason.RELEASED:
             self._behind = ""  # it was saved before, and its guest saves nothing more
 
@@ -427,14 +427,14 @@ class Cells:
             try:
                 kernel, line = self._begun(lease, options, status)
             except BaseException:
-                self._let_go()  # half of one would be taken for a whole one by the next cell
+                self._detach_kernel()  # half of one would be taken for a whole one by the next cell
                 raise
         if options.paths:
             kernel.call(look_in, options.paths)
         return kernel, line
 
     def _begun(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
-        self._let_go()
+        self._detach_kernel()
         status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
         volume = self.owner.take(self.fabric())
 
@@ -456,27 +456,27 @@ class Cells:
         if self._front.is_terminal:
             kernel.call(be_plain)
         if volume is not None and volume.said:
-            say(self.shell, volume.said)
+            show_line(self.shell, volume.said)
             volume.said = ""
         behind, self._behind = self._behind, ""
         if volume is not None and behind not in ("", lease.id):
             wait_until_gone(self.fabric(), behind)
         try:
-            self.handles.settle()
+            self.handles.discard_uncollected()
         except SubletError:
             if volume is None or not volume.is_over:
                 raise
             return self._begun(lease, options, status)  # what was in it went while the guest started: with another
-        self.handles.meet(kernel, volume)
+        self.handles.attach_kernel(kernel, volume)
         if news := self.handles.first_sight():
-            say(self.shell, news)
+            show_line(self.shell, news)
         return kernel, line
 
-    def _let_go(self) -> None:
-        self._between.leave()
+    def _detach_kernel(self) -> None:
+        self._between.stop()
         kernel, self._kernel, self._line = self._kernel, None, None
         self._space.forget()
-        self.handles.part()
+        self.handles.detach_kernel()
         if kernel is not None:
             self._behind = kernel.lease.id
             kernel.close()
@@ -495,7 +495,7 @@ class Cells:
             is_begun = self._is_begun if self._call is None else self._call.may_have_begun()
             if is_begun or error.end is None or error.end.reason not in GAVE_WAY:
                 raise
-            self._let_go()
+            self._detach_kernel()
             self._leave_ended()
             return None
 
@@ -505,21 +505,21 @@ class Cells:
         kernel, line = self._ready(lease, options, status)
         kernel.when_parked = lambda: self._wait_while_suspended(options, status)
         progress = self.traffic.progress
-        kernel.when_waiting = progress.look
+        kernel.when_waiting = progress.refresh
         progress.show = lambda what, is_first: status.show(moving(self.lease or lease, what), quiet=not is_first)
         try:
-            self._tell(self.handles.go_on())
+            self._print_restored(self.handles.resume())
             for one in self._replaced.news(self.shell.history_manager.input_hist_parsed, python):
-                say(self.shell, str(one))
+                show_line(self.shell, str(one))
             for said in self._additions.news(python):
-                say(self.shell, said)
+                show_line(self.shell, said)
             sending_s, reading = time.monotonic(), self.reading(python)
             sent, restored, placing = self.traffic.send(kernel, reading, options, number)
-            self._tell(restored)
+            self._print_restored(restored)
             self._tell_problems()
             self._tell_copies(sent.names)
             if self._interrupts.are_waiting:
-                status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
+                status.show_abandoned(Ended(message="interrupted before its first line", do="Rerun this cell."))
                 if placing:
                     self.traffic.withdraw()
                 else:
@@ -531,13 +531,15 @@ class Cells:
             call = self._execute(kernel, line, source, options, status, sent, placing)
             taking_s = time.monotonic()
             lease = self.lease or lease  # another one, if it was suspended
-            self._ahead.settle()
+            self._ahead.wait()
             came = self.traffic.take(kernel, options, sent, number, reading.binds, call)
             busy_s = taking_s - began_s - (self._stood_s - stood_s)
             for name in self._replaced.left(python):
-                say(self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too")
+                show_line(
+                    self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too"
+                )
             for said in self._additions.left(came.out.added):
-                say(self.shell, said)
+                show_line(self.shell, said)
             self._tell_problems()
         except _Early:
             raise KeyboardInterrupt from None
@@ -561,7 +563,7 @@ class Cells:
             stood_s=self._stood_s,
         )
         if came.out.stays and self.owner.volume is None and self.owner.trouble:
-            say(self.shell, f"what stays on the device is not saved: {self.owner.trouble}")
+            show_line(self.shell, f"what stays on the device is not saved: {self.owner.trouble}")
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
@@ -572,15 +574,15 @@ class Cells:
         """Give up the kernel: a repeated interrupt came, so it is unknown now what the other side has."""
         lease, self.lease = self.lease, None
         try:
-            self._let_go()
+            self._detach_kernel()
         finally:
             if lease is not None:
                 lease.release()
 
-    def _tell(self, restored: Restored) -> None:
+    def _print_restored(self, restored: Restored) -> None:
         """One line for what came back."""
         if restored.names:
-            say(self.shell, str(restored))
+            show_line(self.shell, str(restored))
 
     def _tell_copies(self, sent: frozenset[str]) -> None:
         """One line for what running code of the notebook goes on to change: the cell has it as it was."""
@@ -592,26 +594,26 @@ class Cells:
         if told := sorted((sent & changing.keys()) - self._copied):
             self._copied.update(told)
             why = changing[told[0]]
-            say(self.shell, f"{', '.join(told)}: {why} of the notebook; the cell has a copy as of its first line")
+            show_line(self.shell, f"{', '.join(told)}: {why} of the notebook; the cell has a copy as of its first line")
 
     def _tell_problems(self) -> None:
         """One line for each setting that could not be carried."""
         problems = self.traffic.problems
         for what, why in problems.items():
-            say(self.shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
+            show_line(self.shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
         problems.clear()
         if unsent := self.traffic.unsent:
             each = ", ".join(f"{name} ({why})" for name, why in sorted(unsent.items())[:UNSENT_MAX])
             more = len(unsent) - UNSENT_MAX
             said = f"{each} and {more} more" if more > 0 else each
-            say(self.shell, f"this cell can use any name, and these cannot be sent to the device: {said}")
+            show_line(self.shell, f"this cell can use any name, and these cannot be sent to the device: {said}")
         unsent.clear()
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
         error = kernel.why_lost()
         if lease.end is None:
             handles = {name: one for name, one in self.handles.all().items() if one.was_of(kernel)}
-            self._let_go()
+            self._detach_kernel()
             error = process_lost(error, handles)
         return error
 
@@ -639,14 +641,14 @@ class Cells:
         def show(channel: str, message: Message) -> None:
             self._call = None
             if message["header"]["msg_type"] == MESSAGE:
-                self._ahead.settle()
+                self._ahead.wait()
                 self.traffic.fetch(kernel, sent, message["content"]["name"], message["content"]["bound"])
                 return
             if message["header"]["msg_type"] not in SILENT:
                 self._say_it_runs(status)  # above what the cell says
             self._front.show(channel, message)
 
-        self._between.leave()
+        self._between.stop()
         try:
             request = line.request(content)
             call = self._call = self.traffic.begin(kernel, options, placing, request)
@@ -670,22 +672,22 @@ class Cells:
             return
         try:
             with self._interrupts.open():
-                new = self._go_on(lease, kernel, replace(options, wait_ns=None), status)
+                new = self._resume(lease, kernel, replace(options, wait_ns=None), status)
         except KeyboardInterrupt:
             self.lease = None
-            self._let_go()
-            give_up(fabric, lease)
+            self._detach_kernel()
+            end_parked(fabric, lease)
             status.show(Ended(message="interrupted while its device was taken", do="Rerun this cell to reacquire."))
             raise
         self._activities.enter_context(new.activity())
         status.show(running(new), quiet=True)
 
-    def _go_on(self, lease: Lease, kernel: KernelGuest, options: CellOptions, status: StatusLine) -> Lease:
+    def _resume(self, lease: Lease, kernel: KernelGuest, options: CellOptions, status: StatusLine) -> Lease:
         assert self._fabric is not None
         began_s = time.monotonic()
         session = self._session
         labels = self.labels if session is None else {**self.labels, SESSION_LABEL: session.session.id}
-        new = self.lease = quiet(go_on(self._fabric, lease, kernel, options, status.show, labels))
+        new = self.lease = without_expiry_notice(go_on(self._fabric, lease, kernel, options, status.show, labels))
         if session is not None:
             session.moved(new)
         stood_s = time.monotonic() - began_s
@@ -701,7 +703,7 @@ class Cells:
         if self._line is not None:
             kind = message["header"]["msg_type"]
             self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
-            self._between.spoken()
+            self._between.on_sent()
 
 
 # -------------------------------------------------------------------------------------------------------------- explain

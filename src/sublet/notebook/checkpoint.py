@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KEEP: Final = 3
 """Checkpoints that stay, as long as there is room: that of the last finished cell, the last that a running cell asked
-for, and that of a cell whose results were not taken yet (``settle``)."""
+for, and that of a cell whose results were not taken yet (``roll_back_to``)."""
 WITHIN: Final = "within "
 """Begins the note of a checkpoint that a running cell asked for."""
 NOTICE: Final = "notice "
@@ -134,7 +134,7 @@ class NotebookCheckpoint:
                     assert self._open is not None
                     loaded |= {mate: self._open.load(mate) for mate in mates}
         finally:
-            self._let_go()  # it would hold the values, and so memory of the device
+            self._close()  # it would hold the values, and so memory of the device
         return loaded
 
     def save(
@@ -164,10 +164,10 @@ class NotebookCheckpoint:
         return self._write(groups, base, carry, now_ns, note, same_as=same_as, began_ns=began_ns, good=good)
 
     def look(self, source: str) -> CopiedIn:
-        """What ``bring`` would find in another place: what a finished cell left."""
+        """What ``import_from`` would find in another place: what a finished cell left."""
         return self._store.look(source, passing=WITHIN)
 
-    def bring(self, source: str, is_bound: Callable[[Key], bool]) -> tuple[str, ...]:
+    def import_from(self, source: str, is_bound: Callable[[Key], bool]) -> tuple[str, ...]:
         """Take over what another notebook has saved, as one save. What is here under the same name stays if the
         notebook ``is_bound`` to it, or if it is newer. Names that could not come, because they share something with
         one that stays. Raises what has no room, before anything is written."""
@@ -196,7 +196,7 @@ class NotebookCheckpoint:
             self._write(groups, both, carry, self._clock.wall_ns(), note, brought=(copied.folder, packs))
             return joined.left
 
-    def settle(self, number: int, *, is_final: bool = False) -> int:
+    def roll_back_to(self, number: int, *, is_final: bool = False) -> int:
         """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
         taken. What was saved since by a cell that then was ended is given up, unless the cell itself had asked for it,
         or a notice between cells: then the newest is the last of those. ``is_final``: that has been looked for, and
@@ -222,7 +222,7 @@ class NotebookCheckpoint:
 
     def close(self) -> None:
         """Let go of the files. Harmless twice."""
-        self._let_go()
+        self._close()
 
     def _write(
         self,
@@ -325,16 +325,16 @@ class NotebookCheckpoint:
     def _newest(self) -> CheckpointReader | None:
         number = self._store.newest()
         if self._open is not None and self._open.number != number:
-            self._let_go()
+            self._close()
         if self._open is None and number:
             self._open = self._store.open(number)
         return self._open
 
     def _forget(self) -> None:
         self._base = None
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -419,7 +419,7 @@ def join(here: Iterable[Names], there: Iterable[Names], may_go: Callable[[str], 
 
 
 SPARE: Final = 64 << 10
-"""Room that a save leaves: to go back to the checkpoint before it (``NotebookCheckpoint.settle``) takes a manifest."""
+"""Bytes that a save leaves free: ``NotebookCheckpoint.roll_back_to`` writes a manifest."""
 
 
 class Kept(Protocol):

@@ -128,7 +128,7 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
 def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
     volume = _volume(cells)
     shelf = _shelf(cells, volume)
-    left = cells.owner.bring(cells.fabric(), shelf, cells.handles.is_bound)
+    left = cells.owner.import_from(cells.fabric(), shelf, cells.handles.is_bound)
     restored = cells.handles.restore(shelf)
     copies = f"; copies, of what the kernel that has {volume.other} left" if volume.other else ""
     apart = f"; not brought, for what they share with names that are here: {', '.join(left)}" if left else ""

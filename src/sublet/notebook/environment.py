@@ -138,7 +138,7 @@ class CellEnvironment:
                     starts_alike = track.row.starts_alike and now is not None
                     track.agreed = (now if starts_alike else self._of_a_device(track)) or {}
 
-    def unsure(self) -> None:
+    def send_all_next(self) -> None:
         """An exchange failed: it is unknown what the other side has, and the next one brings everything."""
         with self._lock:
             self._is_whole = True
@@ -240,7 +240,7 @@ class CellEnvironment:
                 if track_or_none is not None and (track_or_none.row.kind == SettingKind.FILES) == files:
                     self._take(track_or_none, packed)
 
-    def settle(self) -> None:
+    def apply_deferred(self) -> None:
         """A cell is over: what waited for a library that another thread has imported meanwhile is set."""
         with self._lock:
             for track in self._tracks.values():
@@ -265,7 +265,7 @@ class CellEnvironment:
         """Set what was kept. A device that is there gets it with the next cell."""
         self.apply(kept, files=True)
         self.apply(kept, files=False)
-        self.unsure()
+        self.send_all_next()
 
     def _take(self, track: _Track, packed: tuple[Packed, ...]) -> None:
         for one in packed:
@@ -335,7 +335,7 @@ class CellEnvironment:
             self._write(track.row, values, gone)
             track.agreed = self._read(track) or {}
 
-    def leave(self) -> None:
+    def end_cell(self) -> None:
         """It is over. A cell with ``await`` had a context of its own, and what it set there went with that."""
         with self._lock:
             if _entered.get(None) is not self._mark:

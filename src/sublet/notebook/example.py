@@ -32,16 +32,16 @@ class Neighbour:
         os.close(end)
         self._pid = process.pid
         process.returncode = 0  # it is waited for here: what a variable of a notebook holds must bear being saved
-        self._said = self._heard("\n")  # that it is here
+        self._said = self._read_until("\n")  # that it is here
 
-    def story(self) -> str:
+    def outcome(self) -> str:
         """What became of it. Waits until it is over."""
-        self._said += self._heard("")
+        self._said += self._read_until("")
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, os.WNOHANG)
         return self._said.strip()
 
-    def _heard(self, last: str) -> str:
+    def _read_until(self, last: str) -> str:
         """What it says until this, or until its end."""
         found, until = b"", time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
@@ -62,19 +62,19 @@ def main(after_s: float, uses_s: float) -> None:
 
     ours = sublet.connect(start=False)
     token = _token(ours)
-    _say("the neighbour is here")
+    _print("the neighbour is here")
     lease = _the_one_in_use(ours, after_s)
     with sublet.connect(ours.address.url, token=token, as_tenant=True) as fabric:
         began = time.monotonic()
-        _say(f"asks for the device that lease {lease} has")
+        _print(f"asks for the device that lease {lease} has")
         with fabric.gpu(min_vram="256MiB", ttl="20s", wait=PATIENCE_S, name="neighbour") as taken:
-            _say(f"has it after {time.monotonic() - began:.1f} s: lease {taken.id}, epoch {taken.epoch}")
+            _print(f"has it after {time.monotonic() - began:.1f} s: lease {taken.id}, epoch {taken.epoch}")
             with taken.activity("something urgent"):
                 time.sleep(uses_s)
-        _say("and has given it back")
+        _print("and has given it back")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

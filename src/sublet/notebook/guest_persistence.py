@@ -180,7 +180,7 @@ def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> Non
         _state.good = 0 if _state.shelf is None else _state.shelf.newest
     was, _state.bound = _state.bound, {}
     for name in [name for name in _state.held if name in came or name not in space.names]:
-        _let_go(name)
+        _drop_held(name)
     changed = {*stays, *(name for name in _state.touched if name in _state.held)}
     for name in list(changed):
         changed |= _state.mates.get(name, frozenset())
@@ -252,7 +252,7 @@ def fetch(name: str) -> tuple[bytes, list[Lent]]:
 def drop(names: Iterable[str]) -> None:
     """The notebook has no handle for these any more."""
     for name in names:
-        _let_go(name)
+        _drop_held(name)
         _names().pop(name, None)
         _state.moved.add(name)
 
@@ -412,7 +412,7 @@ def _written(
     return replace(look(), saved=saved, took_s=time.monotonic() - began_s)
 
 
-def _let_go(name: str) -> None:
+def _drop_held(name: str) -> None:
     if _state.held.pop(name, None) is not None:
         _state.gone.add(key_of(Part.DEVICE, name))
     _state.lost.pop(name, None)

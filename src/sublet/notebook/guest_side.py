@@ -109,7 +109,7 @@ def place(
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
     keep_sources(sources)
     set_compiler_flags(flags)
-    space.hear(word)
+    space.on_pool_message(word)
     with around.undrawn() if parcels else contextlib.nullcontext():
         taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
@@ -165,7 +165,7 @@ def place_fetched(
     global _before
     space = seen()
     keep_sources(sources)
-    space.hear(word)
+    space.on_pool_message(word)
     back = {name: value for name, value in _before.aside.items() if name in names and name not in space.names}
     held = {name: _before.aside.get(of, space.names.get(of)) for name, of in handles.items()}
     space.names.update(back | held)
@@ -189,7 +189,7 @@ def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
     """What of that had changed all the same, as was found meanwhile."""
     global _before
     space = seen()
-    space.hear(word)
+    space.on_pool_message(word)
     aside = _before.aside
     space.names.update(aside)
     taken = space.take(parcels, afterwards=afterwards)
@@ -305,7 +305,7 @@ def _put_back(space: Space) -> None:
 def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = None) -> Outgoing:
     """These came with something that could not be put together in the notebook: once more, without that."""
     space = seen()
-    space.disagree(names)
+    space.invalidate(names)
     found = space.outgoing(names - stuck.keys(), new=names, room=room, stuck=stuck, staying=stuck)
     found.gone = ()
     space.sent(found)
@@ -360,7 +360,7 @@ def surroundings_here() -> CellEnvironment:
         _surroundings = CellEnvironment(is_notebook=False, in_cells=shell is not None)
         if shell is not None:
             shell.events.register("pre_run_cell", lambda _: surroundings_here().enter())
-            shell.events.register("post_run_cell", lambda _: surroundings_here().leave())
+            shell.events.register("post_run_cell", lambda _: surroundings_here().end_cell())
     return _surroundings
 
 

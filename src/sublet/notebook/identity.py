@@ -74,7 +74,7 @@ class Identities:
         tags = dict.fromkeys(tag for one in crossings.values() for tag in one.tags if tag not in one.unseen)
         return [self._objects[tag] for tag in tags if tag in self._objects]
 
-    def met(self, names: Iterable[str], ids: Set[int]) -> None:
+    def on_arrival(self, names: Iterable[str], ids: Set[int]) -> None:
         """These names have just arrived, and this is what an encoding of them meets here."""
         for crossing in {id(one): one for one in map(self._latest.get, names) if one is not None}.values():
             crossing.unseen = frozenset(tag for tag in crossing.tags if id(self._objects[tag]) not in ids)
@@ -128,7 +128,7 @@ class Identities:
             if (now := _gradient(self._objects[tag]))[0] is not grad or now[1] != version
         ]
 
-    def gone(self, names: Iterable[str]) -> None:
+    def forget_names(self, names: Iterable[str]) -> None:
         """These names are no more."""
         for name in names:
             self._leave(name)

@@ -153,7 +153,7 @@ class PreImports:
         self._threads: list[threading.Thread] = []
         self._wanted: Imports = {}
 
-    def look(self, python: str, *, gives: bool) -> None:
+    def start_for(self, python: str, *, gives: bool) -> None:
         """A cell is to run. ``python`` is its text; ``gives``: whatever it binds comes back."""
         self.is_slow = any(name in python or name in sys.modules for name in SLOWEST)
         is_any = gives and "import" in python and any(name in python for name in SLOW)
@@ -161,14 +161,14 @@ class PreImports:
 
     def begin(self, *, is_sent: bool) -> None:
         """Import beside the cell what it imports. ``is_sent``: what the cell needs was sent, so no value is looked at
-        until ``settle``."""
+        until ``wait``."""
         now = {module: names for module, names in self._wanted.items() if is_sent or _package(module) in EARLY}
         self._wanted = {module: names for module, names in self._wanted.items() if module not in now}
         if now:
             before = [*self._threads]
             self._threads.append(start_thread("import", lambda: _import(now, before, self._quietly)))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Before anything of these libraries arrives here."""
         while self._threads:
             self._threads[0].join()

@@ -186,7 +186,7 @@ class KernelLine:
         while True:
             self._push()
             for happening in self._conversation.pump():
-                found += self._heard(happening)
+                found += self._decode(happening)
             left_s = until_s - time.monotonic()
             if found or left_s <= 0 or (call is not None and call.has_failed()):
                 return found
@@ -232,7 +232,7 @@ class KernelLine:
             self._unsent.popleft()
         self._conversation.flush(0)
 
-    def _heard(self, happening: Happening) -> list[tuple[str, Message]]:
+    def _decode(self, happening: Happening) -> list[tuple[str, Message]]:
         match happening:
             case Data(channel=number, data=data):
                 name = self._names[number]
@@ -276,34 +276,34 @@ class Between:
 
     def watch(self, line: KernelLine) -> None:
         """A cell is done with it."""
-        self.leave()
+        self.stop()
         loop = getattr(getattr(self._shell, "kernel", None), "io_loop", None)
         number = line.fileno()
         if loop is None or number < 0:
             return
         self._line, self._watched = line, number
-        loop.add_handler(number, self._heard, READABLE)
-        self.spoken()
+        loop.add_handler(number, self._on_readable, READABLE)
+        self.on_sent()
 
-    def spoken(self) -> None:
+    def on_sent(self) -> None:
         """A message was sent to the kernel. What it answered at once was read with that, and causes no wake-up."""
         if self._line is not None and self._line.has_kept:
-            self._shell.kernel.io_loop.add_callback(self._heard)
+            self._shell.kernel.io_loop.add_callback(self._on_readable)
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """A cell begins, or the line is closed: before its number can come to mean another."""
         if self._line is not None:
             self._shell.kernel.io_loop.remove_handler(self._watched)
             self._line, self._watched = None, -1
 
-    def _heard(self, *_: object) -> None:
+    def _on_readable(self, *_: object) -> None:
         line = self._line
         if line is None:
             return
         try:
             found = line.wait(0)
         except SubletError:  # it is gone; the next cell finds out why
-            self.leave()
+            self.stop()
             return
         for channel, message in found:
             if message["header"]["msg_type"] != "input_request":  # no cell runs that could answer it

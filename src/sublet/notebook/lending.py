@@ -117,7 +117,7 @@ class Lender:
         there = address_of(self.view(lodged))
         return lodged.nbytes == buffer.length and is_same(buffer.address, there, buffer.length)
 
-    def lodge(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
+    def place(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
         """Fill it into a file. It counts as the other side's when it was ``sent``. None: it goes another way."""
         old = self._at.get(key)
         if not self.takes(key, buffer):
@@ -175,7 +175,7 @@ class Lender:
         file.area.populate()
         return memoryview(file.area)
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """What was viewed is the other side's alone again. A view that is still held here keeps memory of its own."""
         viewed, self._viewed = self._viewed, []
         for file in viewed:
@@ -184,7 +184,7 @@ class Lender:
                 file.area = Lasting.on(kept)
                 separate(area)
 
-    def took(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
+    def confirm(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         """What lies there and this are the same now."""
         file = self._files[lodged.number]
         if self._at.get(key) is not file or file.here != buffer.address or file.number not in self._idle:
@@ -197,7 +197,7 @@ class Lender:
         """It might have changed there, and has not."""
         self._idle.append(lodged.number)
 
-    def leave(self, key: Key) -> None:
+    def forget_key(self, key: Key) -> None:
         """It went, or came, another way."""
         file = self._at.pop(key, None)
         if file is not None:
@@ -220,11 +220,11 @@ class Lender:
         if news:
             self.trim()
 
-    def freed(self) -> Freed:
+    def take_freed(self) -> Freed:
         """Nothing was lent to it."""
         return Freed()
 
-    def word(self) -> Word:
+    def pool_message(self) -> Word:
         return Word(tuple(self._forget))
 
     def forget(self) -> None:
@@ -236,7 +236,7 @@ class Lender:
             kept.clear()
 
     def _associate(self, key: Key, file: _File, address: int) -> None:
-        self.leave(key)
+        self.forget_key(key)
         if file.key is not None:
             self._at.pop(file.key, None)
         self._at[key] = file

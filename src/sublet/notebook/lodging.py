@@ -107,7 +107,7 @@ class Watch:
 
 
 def _look(shared: bool) -> Callable[[int, int, int], tuple[int, list[Range] | None]]:
-    return process_pages().look_at_shared if shared else process_pages().look
+    return process_pages().shared_written_since if shared else process_pages().written_since
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +148,7 @@ class Lodger:
         written = home.watch.written(buffer.address, buffer.length, shared=True)
         return written != [] if home.watch.look else None
 
-    def lodge(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
+    def place(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
         home = self._home(buffer)
         if home is None or (home.area.parted and not is_untouched(home.area)):
             return None
@@ -167,7 +167,7 @@ class Lodger:
                 return memoryview(home.area)
         raise InvalidRequest("an array came in memory that is not there, or not free")
 
-    def keep(self, lodged: Lodged) -> None:
+    def add_file(self, lodged: Lodged) -> None:
         """Memory in which something is going to come."""
         given: Any = memoryview(lodged.given).obj
         home = _Home(Lasting.of(given.file.fd, lodged.nbytes))
@@ -182,7 +182,7 @@ class Lodger:
         """Nothing is lent from here."""
         return []
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """Arrays that took over what came have changed places with it; what is left over is made free."""
         for one in take_exchanged():
             self._finish(one)
@@ -203,13 +203,13 @@ class Lodger:
         else:
             one.finish()
 
-    def took(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
+    def confirm(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         return self.watches(key, buffer)
 
     def idle(self, lodged: Lodged) -> None:
         """Nothing is to be remembered."""
 
-    def leave(self, key: Key) -> None:
+    def forget_key(self, key: Key) -> None:
         """Nothing is to be remembered."""
 
     def free(self, freed: Freed) -> None:
@@ -218,7 +218,7 @@ class Lodger:
     def trim(self) -> None:
         """There is nothing to let go of."""
 
-    def freed(self) -> Freed:
+    def take_freed(self) -> Freed:
         """What is not used any more."""
         unused = [home for home in self._homes if not home.is_held]
         spoilt = [home for home in unused if home.area.file.is_spoilt]
@@ -228,7 +228,7 @@ class Lodger:
             tuple(home.area.file.number for home in spoilt),
         )
 
-    def hear(self, word: Word) -> None:
+    def on_pool_message(self, word: Word) -> None:
         forgotten: Collection[int] = set(word.forget)
         for home in self._homes:
             number = home.area.file.number
@@ -236,7 +236,7 @@ class Lodger:
                 abandon(home.area)
         self._homes = [home for home in self._homes if home.area.file.number not in forgotten]
 
-    def word(self) -> Word:
+    def pool_message(self) -> Word:
         return Word()
 
     def forget(self) -> None:

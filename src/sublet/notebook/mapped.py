@@ -33,7 +33,7 @@ from sublet.notebook.cell_terms import as_numbered, check_names, look_in, neares
 from sublet.notebook.home import HomeRules
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.namespace import HIDDEN
-from sublet.notebook.output import StatusLine, say
+from sublet.notebook.output import StatusLine, show_line
 from sublet.notebook.ownership import FOLDER_VARIABLE, SIZES
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import compiler_flags
@@ -183,7 +183,7 @@ def map_cell(cells: Cells, source: str, options: CellOptions, given: CellOptions
     names = cells.space.names
     check_names(options, names)
     items = items_of(names, options.over)
-    gives = _gives(options, reading, items, names)
+    gives = _outputs(options, reading, items, names)
     wanted = set(options.takes) if options.takes is not None else set(reading.reads)
     wanted -= set(items[0]).intersection(*items[1:])
     optional = reading.maybe if options.takes is None else frozenset()
@@ -207,7 +207,7 @@ def map_cell(cells: Cells, source: str, options: CellOptions, given: CellOptions
             pay_priority=options.pay_priority,
             errors="collect",
             fabric=fabric,
-            on_event=progress.heard,
+            on_event=progress.on_event,
             options={"python": options.python} if options.python else {},
             **terms,
         )
@@ -253,7 +253,7 @@ def _left_behind(status: StatusLine) -> Iterator[None]:
         status.show(Ended(message="interrupted: finished items are kept", do="Run the cell again for the others."))
         raise
     except SubletError as error:
-        status.leave(Ended(message=error.message, do=error.do))
+        status.show_abandoned(Ended(message=error.message, do=error.do))
         raise
 
 
@@ -292,7 +292,7 @@ def items_of(names: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [dict(item) for item in value]
 
 
-def _gives(
+def _outputs(
     options: CellOptions, reading: Reading, items: Sequence[dict[str, Any]], names: Mapping[str, Any]
 ) -> tuple[str, ...]:
     if options.gives is None:
@@ -382,7 +382,7 @@ def _store(cells: Cells, fabric: Fabric, name: str) -> Iterator[JobOutputStore]:
             try:
                 block = stack.enter_context(_volume(cells, fabric, f"{VOLUME}{name}"[:63].rstrip("-.")))
             except CapacityExceeded as error:
-                say(cells.shell, f"finished items are kept in this kernel alone: {error.message}")
+                show_line(cells.shell, f"finished items are kept in this kernel alone: {error.message}")
             else:
                 store = jobs.VolumeOutputStore(block)
                 stack.callback(store.close)
@@ -414,7 +414,7 @@ class _Progress:
         self._waits = False
         self._shown_ns = 0
 
-    def heard(self, event: JobEvent) -> None:
+    def on_event(self, event: JobEvent) -> None:
         """On a thread of the job."""
         if event.what == "leases":
             self._counts["leases"] = event.count

@@ -178,7 +178,7 @@ def move_array(target: Any, new: Any) -> None:
     if length >= MOVED_MIN and target.flags.forc and new.flags.forc:
         at = _start(new)
         if not move(start, at, length) and not _exchange(start, at, length):
-            process_pages().leave(start, length)
+            process_pages().unprotect(start, length)
             copy_bytes(memory_at(start, length), memory_at(at, length))
         return
     ndarray = sys.modules["numpy"].ndarray

@@ -72,7 +72,7 @@ class BoundNames(Mapping[str, Callable[[], object]]):
         self._held: dict[str, Any] = {}
         self._weak: set[str] = set()
         """Names of which a reference is held."""
-        self._look(names)
+        self._take_snapshot(names)
 
     def noted(self, names: Mapping[str, object], some: Iterable[str]) -> None:
         """Of these it is from here on what they have now."""
@@ -94,7 +94,7 @@ class BoundNames(Mapping[str, Callable[[], object]]):
             self._held = {name: held[name] for name in names if name in held}
         return [name for name in other if not self._has(name, names[name])]
 
-    def _look(self, names: Mapping[str, object]) -> None:
+    def _take_snapshot(self, names: Mapping[str, object]) -> None:
         self._held = dict(names)
         kinds = list(map(type, self._held.values()))
         can = {kind for kind in set(kinds) if kind.__weakrefoffset__}
@@ -175,7 +175,7 @@ class Shared:
         for kept in (self._names, self._gone, self._new, self._lacking, self._came):
             kept.clear()
 
-    def gone(self, names: Mapping[str, object]) -> tuple[str, ...]:
+    def deleted(self, names: Mapping[str, object]) -> tuple[str, ...]:
         """Those that are not here any more."""
         here = list(names)
         more = here[len(self._seen) :]
@@ -190,7 +190,7 @@ class Shared:
         self._new.clear()
         return tuple(sorted(self._gone))
 
-    def gone_of(self, names: dict[str, Any], some: Iterable[str]) -> tuple[str, ...]:
+    def deleted_among(self, names: dict[str, Any], some: Iterable[str]) -> tuple[str, ...]:
         """Those of ``some`` that are not here any more; and all others that are not, unless other changes
         hid that (``Growth``): then they are reported later. It takes no time that grows with the names."""
         if self._growth.is_all_since(names):
@@ -271,7 +271,7 @@ class Told:
         self._last: frozenset[str] | None = None
         self._listener: weakref.ref[Any] | None = None
 
-    def say(self, names: frozenset[str], listener: object) -> Said:
+    def encode(self, names: frozenset[str], listener: object) -> Said:
         """How to say them. If it did not arrive, say so."""
         if len(names) < FEW:
             return Said(names)

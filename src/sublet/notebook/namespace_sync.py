@@ -190,7 +190,7 @@ def _in_one_look(method: Callable[P, T]) -> Callable[P, T]:
         finally:
             space = args[0]
             assert isinstance(space, Space)
-            space._look_again()
+            space._forget_figures()
 
     return looked
 
@@ -347,14 +347,14 @@ class Space:
         found.sources = sources_of(rules.reads.files - self._files)
         self._files |= rules.reads.files
         if asked is None or rules.reads.opaque or found.handles:
-            found.gone = self._shared.gone(self.names)
+            found.gone = self._shared.deleted(self.names)
         else:
-            found.gone = self._shared.gone_of(self.names, rules.needs.union(asked))
+            found.gone = self._shared.deleted_among(self.names, rules.needs.union(asked))
         found.late = [group.remembering(rules) for group in groups if late and self._can_wait(group)]
         waiting = {group.names for group in found.late}
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
         looked = [
-            (group, *self._looked(group, must=not bound.isdisjoint(group.names)))
+            (group, *self._compare_group(group, must=not bound.isdisjoint(group.names)))
             for group in groups
             if group.names not in waiting
         ]
@@ -400,7 +400,9 @@ class Space:
         can take in everything else. ``what`` must have been ``sent`` before this is turned into ``parcels_of`` it."""
         late, what.late = what.late, []  # their memory must not be kept alive longer than that
         return [
-            (group, hashes) for group, (same, hashes) in zip(late, map(self._looked, late), strict=True) if not same
+            (group, hashes)
+            for group, (same, hashes) in zip(late, map(self._compare_group, late), strict=True)
+            if not same
         ]
 
     @_without_collections
@@ -414,18 +416,18 @@ class Space:
         """Memory that the other side lends."""
         for one in lent:
             if isinstance(self._lodging, Lodger):
-                self._lodging.keep(one)
+                self._lodging.add_file(one)
 
-    def hear(self, word: Word) -> None:
+    def on_pool_message(self, word: Word) -> None:
         """What the other side says of the memory that it lent."""
         if isinstance(self._lodging, Lodger):
-            self._lodging.hear(word)
+            self._lodging.on_pool_message(word)
 
-    def freed(self, freed: Freed) -> None:
+    def on_freed(self, freed: Freed) -> None:
         """Memory that was lent and is not used any more."""
         self._lodging.free(freed)
 
-    def tidy(self) -> None:
+    def trim_pool(self) -> None:
         """A cell is over: let go of what is too much."""
         self._lodging.trim()
 
@@ -434,7 +436,7 @@ class Space:
         self._lodging.sent()
         self._shared.add(what.names)
         self._shared.remove(what.gone)
-        self._identities.gone(what.gone)
+        self._identities.forget_names(what.gone)
         for name in what.gone:
             self._still.pop(name, None)
             self._graphs.pop(name, None)
@@ -458,8 +460,8 @@ class Space:
         try:
             taken = self._take(parcels, gone, settled)
         finally:
-            self._lodging.settle()
-        taken.freed = self._lodging.freed()
+            self._lodging.reclaim()
+        taken.freed = self._lodging.take_freed()
         (afterwards if taken.nbytes <= QUICK_BYTES else _at_once)(self._remember_owed)
         return taken
 
@@ -470,7 +472,7 @@ class Space:
             try:
                 self._agree(names, came)
             except BaseException:
-                self.disagree(names)
+                self.invalidate(names)
                 raise
             self._owed.pop()
 
@@ -510,7 +512,7 @@ class Space:
         for name in gone:
             self.names.pop(name, None)
         self._shared.remove(gone)
-        self._identities.gone(gone)
+        self._identities.forget_names(gone)
         for name in gone:
             self._still.pop(name, None)
             self._graphs.pop(name, None)
@@ -579,26 +581,26 @@ class Space:
         met, encoded = _ids_of(groups), {name for group in groups for name in group.names}
         for arrived in came.values():
             if encoded.issuperset(arrived.names):
-                self._identities.met(arrived.names, met)
+                self._identities.on_arrival(arrived.names, met)
         for group in groups:
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
-                self._remember(group, digest(group))
+                self._record_agreed(group, digest(group))
                 for n, buffer in enumerate(group.encoded.buffers):
-                    self._lodging.leave((group.names, n))
+                    self._lodging.forget_key((group.names, n))
                     if buffer.kind is not BufferKind.SMALL:
                         self._finder.changed(buffer)
                 continue
-            self._remember(group, digest(group))
+            self._record_agreed(group, digest(group))
             for n, (buffer, one) in enumerate(zip(group.encoded.buffers, parcel.buffers, strict=True)):
                 if buffer.kind is BufferKind.SMALL:
                     continue
-                if isinstance(one, Lodged) and self._lodging.took((group.names, n), one, buffer):
-                    self._finder.leave(buffer)
+                if isinstance(one, Lodged) and self._lodging.confirm((group.names, n), one, buffer):
+                    self._finder.forget_buffer(buffer)
                 elif isinstance(one, Lodged):
                     self._finder.changed(buffer)
                 else:
-                    self._lodging.leave((group.names, n))
+                    self._lodging.forget_key((group.names, n))
                     self._finder.believe(buffer, parcel.hashes[n])
 
     def _is_agreed_at_once(self, names: tuple[str, ...], arrived: Parcel) -> bool:
@@ -610,7 +612,7 @@ class Space:
             return False
         encoded = Encoded(head=arrived.head, buffers=())
         group = ObjectGroup(names=names, encoded=encoded, plain={names[0]: value})
-        self._remember(group, digest(group))
+        self._record_agreed(group, digest(group))
         return True
 
     def _is_told_by_graph(self, names: tuple[str, ...], arrived: Parcel) -> bool:
@@ -619,15 +621,15 @@ class Space:
             return False
         graph = joined(map(self._surveyed.__getitem__, names))
         if names == arrived.names:
-            self._identities.met(names, graph.reached)
+            self._identities.on_arrival(names, graph.reached)
         met = graph.part(frozenset(names)).held
         group = ObjectGroup(
             names=names, encoded=Encoded(head=arrived.head, buffers=(), met=met), is_joined=arrived.is_joined
         )
-        self._remember(group, digest(group))
+        self._record_agreed(group, digest(group))
         return True
 
-    def disagree(self, names: Iterable[str]) -> None:
+    def invalidate(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
         doubtful = set(names).union(*(names for names, _ in self._owed))
         self._owed.clear()
@@ -898,7 +900,7 @@ class Space:
         first = self._first
         return sorted(groups, key=lambda one: (not first.issuperset(one[0].names), one[0].plain is None))
 
-    def _looked(self, group: ObjectGroup, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
+    def _compare_group(self, group: ObjectGroup, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed. ``must``: it is
         sent in any case, and that takes the hashes of all buffers."""
         if group.is_still:
@@ -908,7 +910,7 @@ class Space:
         if not must and group.names not in self._agreed and self._is_within_agreed(group.names):
             return True, ()
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
-        self._remember(group, now)
+        self._record_agreed(group, now)
         return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
 
     def _is_within_agreed(self, names: tuple[str, ...]) -> bool:
@@ -954,14 +956,14 @@ class Space:
     def _is_still(self, name: str) -> bool:
         return (name,) in self._agreed and self._still[name].is_of(self.names.get(name))
 
-    def _look_again(self) -> None:
+    def _forget_figures(self) -> None:
         """Code of the program has run, or will: what was looked at may be another."""
         self._figures, self._kinds, self._surveyed, self._verdicts = {}, {}, {}, {}
         self._kept = None
 
     def _begin_look(self) -> None:
         """The same, and until the next call none of it runs."""
-        self._look_again()
+        self._forget_figures()
         self._kept = Encodings()
 
     def _is_same(self, graph: Graph) -> bool:
@@ -1033,7 +1035,7 @@ class Space:
         doubtful = {name for name, graph in self._graphs.items() if not names.isdisjoint(graph.values)}
         self._graphs = {name: graph for name, graph in self._graphs.items() if name not in doubtful}
 
-    def _remember(self, group: ObjectGroup, digest: bytes) -> None:
+    def _record_agreed(self, group: ObjectGroup, digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
         names = group.names
         self._still = {name: one for name, one in self._still.items() if name not in names} if self._still else {}
@@ -1072,9 +1074,13 @@ class Space:
         try:
             found.parcels = self._parcels(groups, named)
         except BaseException:
-            self.disagree(found.names)
+            self.invalidate(found.names)
             raise
-        found.word, found.freed, found.lent = self._lodging.word(), self._lodging.freed(), self._lodging.lent()
+        found.word, found.freed, found.lent = (
+            self._lodging.pool_message(),
+            self._lodging.take_freed(),
+            self._lodging.lent(),
+        )
 
     def _can_wait(self, group: ObjectGroup) -> bool:
         """Whether it is as it was, but perhaps for memory of which the kernel knows what was written to."""
@@ -1114,12 +1120,12 @@ class Space:
 
     def _sent(self, key: Key, buffer: EncodedBuffer, hashes: bytes) -> tuple[Lodged | memoryview, bytes]:
         """How it travels, and its hashes where they are to be told."""
-        lodged = self._lodging.lodge(key, buffer)
+        lodged = self._lodging.place(key, buffer)
         if lodged is not None:
             if self._lodging.watches(key, buffer):
-                self._finder.leave(buffer)
+                self._finder.forget_buffer(buffer)
             return lodged, b""
-        self._lodging.leave(key)
+        self._lodging.forget_key(key)
         if not hashes and buffer.kind is not BufferKind.SMALL:
             hashes = self._finder.compared(buffer)[1]
         return buffer.view, hashes

@@ -291,13 +291,15 @@ class StatusLine:
         try:
             yield
         except KeyboardInterrupt:
-            self.leave(Ended(message="interrupted, and not in line any more", do="Rerun this cell to ask again."))
+            self.show_abandoned(
+                Ended(message="interrupted, and not in line any more", do="Rerun this cell to ask again.")
+            )
             raise
         except SubletError as error:
-            self.leave(Ended(message=error.message, do=error.do))
+            self.show_abandoned(Ended(message=error.message, do=error.do))
             raise
 
-    def leave(self, status: Ended) -> None:
+    def show_abandoned(self, status: Ended) -> None:
         """The cell is given up: what was said of it does not hold any more."""
         if self._id or self._last:  # of what an interrupt cut short just after it was shown, the id alone
             self.show(status, quiet=True)
@@ -366,7 +368,7 @@ class StatusLine:
         publisher.session.send(publisher.pub_socket, kind, said, parent=publisher.parent_header, ident=publisher.topic)
 
 
-def say(shell: Any, text: str) -> None:
+def show_line(shell: Any, text: str) -> None:
     """One line beside the output, not in it: a notebook shows it as it shows the status."""
     line = f"sublet: {text}"
     if getattr(shell, "kernel", None) is None:
@@ -400,18 +402,18 @@ class Hints:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        shell.events.register("post_run_cell", self._look)
+        shell.events.register("post_run_cell", self._on_cell)
 
-    def _look(self, result: Any) -> None:
+    def _on_cell(self, result: Any) -> None:
         python = str(getattr(result.info, "transformed_cell", None) or "")
         if ON_A_DEVICE in python:
             return
         if command := LOOKS_AT_GPUS.search(python):
-            say(
+            show_line(
                 self._shell,
                 f"{command[1]} ran beside the notebook, which has no lease and may not see a GPU; to see the leased "
                 "device put %%gpu above it, or run %gpu",
             )
         error = result.error_in_exec
         if error is not None and (hint := graph_hint(error)):
-            say(self._shell, hint)
+            show_line(self._shell, hint)

@@ -143,9 +143,9 @@ class Owner:
         """Say whose state it is from now on."""
         self._name = valid_name(name, "name")
         self.size = parse_size(size) if size else 0
-        self.leave()
+        self.release_volume()
 
-    def leave(self) -> None:
+    def release_volume(self) -> None:
         """Let go of the volume; what is in it stays."""
         volume = self.volume
         if volume is not None:
@@ -165,7 +165,7 @@ class Owner:
         run all the same."""
         if self.volume is not None and not self.volume.is_over:
             return self.volume
-        self.leave()
+        self.release_volume()
         self.trouble = ""
         folder = self._environ.get(FOLDER_VARIABLE, "")
         try:
@@ -186,7 +186,7 @@ class Owner:
         own = os.path.join(folder, f"kernel-{os.getpid()}")
         second = KernelVolume(name="", folder=own, lock=_locked(own), other=os.path.join(folder, name) if name else "")
         if name:
-            second.said = _second(name, self._look(None, second))
+            second.said = _second(name, self._last_saved(None, second))
         return second
 
     # ---- a lease of blocks
@@ -206,12 +206,12 @@ class Owner:
 
     def _with_other(self, fabric: Fabric, second: KernelVolume, name: str) -> KernelVolume:
         second.other = name
-        second.said = _second(name, self._look(fabric, second))
+        second.said = _second(name, self._last_saved(fabric, second))
         return second
 
     # ---- what another kernel of the name has saved
 
-    def _look(self, fabric: Fabric | None, second: KernelVolume) -> int:
+    def _last_saved(self, fabric: Fabric | None, second: KernelVolume) -> int:
         """When it saved last; 0 if it has not, or that cannot be told now."""
         from sublet.notebook.checkpoint import NotebookCheckpoint
 
@@ -221,7 +221,9 @@ class Owner:
         except SubletError:
             return 0
 
-    def bring(self, fabric: Fabric, shelf: NotebookCheckpoint, is_bound: Callable[[str], bool]) -> tuple[str, ...]:
+    def import_from(
+        self, fabric: Fabric, shelf: NotebookCheckpoint, is_bound: Callable[[str], bool]
+    ) -> tuple[str, ...]:
         """A copy of what the kernel that has the name left with its last finished cell, into this kernel's volume.
         Names that could not come along."""
         volume = self.volume
@@ -229,7 +231,7 @@ class Owner:
             return ()
         try:
             with self._read(fabric, volume) as source:
-                left = shelf.bring(source, is_bound)
+                left = shelf.import_from(source, is_bound)
         except NotFound:  # it has saved nothing, or is gone with what it had
             return ()
         volume.is_empty = False

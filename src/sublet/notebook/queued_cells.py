@@ -36,24 +36,24 @@ class QueuedCells:
         """Whether it will be looked when the loop is free."""
         if self._kernel is not None:
             shell.events.register("pre_run_cell", self._begun)
-            shell.events.register("post_run_cell", self._ended)
+            shell.events.register("post_run_cell", self._on_cell_end)
 
-    def keep(self, lease: Lease) -> None:
+    def hold_while_queued(self, lease: Lease) -> None:
         """A cell on this lease is over. While others are queued the lease is in use."""
         self._using.close()
         if self._kernel is not None and has_queued(self._kernel, running=1):
             self._using.enter_context(lease.activity("queued cells"))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing is queued that would need it."""
         self._using.close()
 
     def _begun(self, *_: object) -> None:
         self._is_running = True
         if not has_queued(self._kernel, running=1):
-            self.let_go()  # if this cell is for the device, it says so itself
+            self.release()  # if this cell is for the device, it says so itself
 
-    def _ended(self, *_: object) -> None:
+    def _on_cell_end(self, *_: object) -> None:
         self._is_running = False
         self._schedule_check()
 
@@ -61,16 +61,16 @@ class QueuedCells:
         loop = getattr(self._kernel, "io_loop", None)
         if loop is not None and not self._is_waiting:
             self._is_waiting = True
-            loop.call_later(FREE_S, self._look)
+            loop.call_later(FREE_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._is_waiting = False
         if self._is_running:
             return  # it is looked again when that cell is over
         if has_queued(self._kernel, running=0):
             self._schedule_check()
         else:
-            self.let_go()
+            self.release()
 
 
 def has_queued(kernel: Any, *, running: int) -> bool:

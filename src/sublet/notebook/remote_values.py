@@ -120,7 +120,7 @@ class RemoteValues:
 
     # ---- a guest comes and goes
 
-    def meet(self, kernel: KernelGuest, volume: KernelVolume | None) -> None:
+    def attach_kernel(self, kernel: KernelGuest, volume: KernelVolume | None) -> None:
         """There is a new guest, and this volume, in which it finds what is saved."""
         self._kernel, self._saved, self._is_told = kernel, {}, False
         if volume is None:
@@ -147,7 +147,7 @@ class RemoteValues:
             self._open = NotebookCheckpoint(self._volume.store)
         return self._open
 
-    def settle(self) -> int | None:
+    def discard_uncollected(self) -> int | None:
         """What a cell had saved that was ended before its results were taken is not for the next cell to find. The
         number of the newest checkpoint now; None: it was not read."""
         volume = self._volume
@@ -155,8 +155,8 @@ class RemoteValues:
             return None
         shelf = self._shelf
         assert shelf is not None
-        volume.committed = shelf.settle(volume.committed, is_final=self._is_told)
-        self._rest()
+        volume.committed = shelf.roll_back_to(volume.committed, is_final=self._is_told)
+        self._close()
         return volume.committed
 
     def first_sight(self) -> str:
@@ -168,7 +168,7 @@ class RemoteValues:
         when = clock_time(max(one.wall_ns for one in self._saved.values()))
         return f"{_some(names)} {'is' if len(names) == 1 else 'are'} saved from {when}: %gpu restore brings it here"
 
-    def part(self) -> None:
+    def detach_kernel(self) -> None:
         """The guest is gone."""
         self._kernel = None
 
@@ -199,7 +199,7 @@ class RemoteValues:
         restored = self._restore(wanted, kernel) if wanted else Restored()
         return {name: one.name for name, one in read.items() if name not in lost}, restored
 
-    def left(self, stays: Mapping[str, str], kernel: KernelGuest, cell: int) -> None:
+    def record_left(self, stays: Mapping[str, str], kernel: KernelGuest, cell: int) -> None:
         """A cell left these on the device, and why."""
         for name, why in stays.items():
             old = self._names.get(name)
@@ -209,7 +209,7 @@ class RemoteValues:
             else:
                 self._names[name] = RemoteValue(about, kernel, self)
 
-    def heard(self, news: guest_persistence.PersistenceNews, kernel: KernelGuest) -> None:
+    def on_news(self, news: guest_persistence.PersistenceNews, kernel: KernelGuest) -> None:
         """The guest says how it stands, and the notebook has what the cell left."""
         if news.number and self._volume is not None:
             self._volume.committed = news.number
@@ -231,10 +231,10 @@ class RemoteValues:
             if kernel.is_lost:  # it went in this moment
                 return None
             raise
-        self.heard(news, kernel)
+        self.on_news(news, kernel)
         return news
 
-    def unsure(self) -> None:
+    def forget_committed(self) -> None:
         """The end of a save was not waited for: whatever is found counts."""
         if self._volume is not None:
             self._volume.committed = None
@@ -272,19 +272,19 @@ class RemoteValues:
         """What is saved, and from here on that is what there is."""
         with contextlib.suppress(SubletError, OSError):  # else before the next cell, which then is told
             while True:
-                newest = self.settle()
-                found = self._look()
+                newest = self.discard_uncollected()
+                found = self._saved_values()
                 if newest is None or self._shelf is None or self._shelf.newest == newest:
                     self._is_told = True
                     return found
-        return self._look()
+        return self._saved_values()
 
-    def go_on(self) -> Restored:
+    def resume(self) -> Restored:
         """Before the next cell: what the ended one had saved, unless the notebook has made something newer since."""
         inside, self._inside = self._inside, {}
         if not inside or self._shelf is None:
             return Restored()
-        found = self._look()
+        found = self._saved_values()
         same = [name for name, was in inside.items() if self._print(name) == was]
         keys = [key for name in same if (key := key_of(Part.CELL, name)) in found]
         if not keys:
@@ -362,15 +362,15 @@ class RemoteValues:
             if name in wanted:
                 self._names[name] = value
 
-    def _look(self) -> dict[Key, About]:
+    def _saved_values(self) -> dict[Key, About]:
         try:
             return {} if self._shelf is None else self._shelf.found()
         except (SubletError, OSError):  # it is told when something of it is asked for
             return {}
         finally:
-            self._rest()
+            self._close()
 
-    def _rest(self) -> None:
+    def _close(self) -> None:
         """What is open for reading here has its room still when the guest lets go of it."""
         if self._open is not None:
             self._open.close()

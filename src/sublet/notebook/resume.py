@@ -103,7 +103,7 @@ def wait_until_gone(fabric: Fabric, lease: str) -> None:
             time.sleep(PAUSE_S)
 
 
-def give_up(fabric: Fabric, lease: Lease) -> None:
+def end_parked(fabric: Fabric, lease: Lease) -> None:
     """End the parked guest instead of resuming it, so that its memory is free."""
     end = lease.end
     if end is None or not end.parked:

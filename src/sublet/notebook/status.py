@@ -318,7 +318,7 @@ class Notices(logging.Filter):
         self._leases: deque[str] = deque(maxlen=LEASES_MAX)
         logging.getLogger("sublet.client").addFilter(self)
 
-    def told_for(self, lease: str) -> None:
+    def suppress(self, lease: str) -> None:
         """Leave out the notices of this lease here: they are told elsewhere."""
         self._leases.append(lease)
 

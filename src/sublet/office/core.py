@@ -63,7 +63,7 @@ class PendingCommand:
         """Whether a caller still waits."""
         return self._done is not None
 
-    def when_over(self, call: Callable[[], None]) -> None:
+    def on_over(self, call: Callable[[], None]) -> None:
         """Call this once no caller waits any more."""
         self._over.append(call)
 
@@ -71,7 +71,7 @@ class PendingCommand:
         """This is the answer; it is kept in its outer form until it may be given."""
         self._value = answer if self._render is None else self._render(answer, now)
 
-    def conclude(self) -> None:
+    def finish(self) -> None:
         """Every agent that was waited for has answered, or its time is over."""
         if self.unheld and self._without is None:
             self.fail(next(iter(self.unheld.values())))
@@ -144,7 +144,7 @@ class OfficeCore:
         if type(report) is Held:
             needs_decision = self.ledger.confirm(report)
             for pending in self._holds.held(report):
-                pending.conclude()
+                pending.finish()
             if not needs_decision:
                 return False
         self._queue.append(PendingCommand(AgentReport(report=report)))
@@ -181,7 +181,7 @@ class OfficeCore:
             if isinstance(pending.command, AgentReport):
                 if isinstance(pending.command.report, NotHeld):
                     for waiting in self._holds.not_held(pending.command.report):
-                        waiting.conclude()
+                        waiting.finish()
             elif isinstance(outcome.answer, SubletError):
                 pending.fail(outcome.answer)
             elif not outcome.holds:
@@ -190,7 +190,7 @@ class OfficeCore:
     def expire(self, now: float) -> None:
         """Answer those that have waited long enough for their agents."""
         for pending in self._holds.expired(now, HOLD_TIMEOUT_S):
-            pending.conclude()
+            pending.finish()
 
     def waiting(self, lease: LeaseId) -> list[PendingCommand]:
         """Commands of this lease that wait for its agent: a read must not tell of what they decided."""

@@ -10,7 +10,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.metrics import OfficeMetrics, Readings
 from sublet.office.driver import Driver
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.budgets import stands
+from sublet.office.ledger.budgets import standing_now
 from sublet.office.ledger.estimate import estimate_ns
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, BudgetLevel, Kind, LeaseId, Way
@@ -104,10 +104,10 @@ class Counting:
             self._hold(lease, now.ns)
 
     def _ungranted(self, event: ev.Ungranted, now: Now) -> None:
-        self._let_go(event.lease, now.ns)
+        self._stop_counting(event.lease, now.ns)
 
     def _ending(self, event: ev.Ending, now: Now) -> None:
-        self._let_go(event.lease, now.ns)
+        self._stop_counting(event.lease, now.ns)
         self._teardown_from_ns[event.lease] = now.ns
 
     def _ended(self, event: ev.Ended, now: Now) -> None:
@@ -117,7 +117,7 @@ class Counting:
             self.metrics.teardown_seconds.observe((now.ns - began_ns) / NS_PER_S)
         lease = self._driver.ledger.state.leases.get(event.lease)
         if event.end.way is Way.NOT_SAVED:
-            way = event.end.way_with(None if lease is None else lease.saved_wall_ns)
+            way = event.end.reported_way(None if lease is None else lease.saved_wall_ns)
             self.metrics.parkings.inc("saved" if way is Way.SAVED else "not_saved")
         if lease is not None:
             self.metrics.ends.inc(_kind(lease), event.end.reason.value)
@@ -153,7 +153,7 @@ class Counting:
             self._millis[lease.id] = millis
             self._change(millis, now_ns)
 
-    def _let_go(self, lease: LeaseId, now_ns: int) -> None:
+    def _stop_counting(self, lease: LeaseId, now_ns: int) -> None:
         millis = self._millis.pop(lease, 0)
         if millis:
             self._change(-millis, now_ns)
@@ -188,7 +188,7 @@ class Counting:
         clock = self._driver.clock
         now, budgets = Now(clock.now_ns(), clock.wall_ns()), dict.fromkeys((level.value for level in BudgetLevel), 0)
         for budget in state.books.budgets.values():
-            budgets[stands(state, budget, now).level.value] += 1
+            budgets[standing_now(state, budget, now).level.value] += 1
         return Readings(
             queued=state.queued_count,
             live=live,

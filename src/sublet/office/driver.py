@@ -162,7 +162,7 @@ class Driver:
 
         pending = PendingCommand(command, done, render, cast("Any", without))
         future.add_done_callback(lambda _: pending.abandon() if future.cancelled() else None)
-        self._take(pending)
+        self._submit(pending)
         return future
 
     def report(self, report: Report) -> None:
@@ -172,19 +172,19 @@ class Driver:
 
     def post(self, command: Command) -> None:
         """Queue a command whose answer no caller waits for."""
-        self._take(PendingCommand(command))
+        self._submit(PendingCommand(command))
 
-    async def settled(self, lease: LeaseId) -> None:
+    async def wait_confirmed(self, lease: LeaseId) -> None:
         """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
         assert self._loop is not None
         while waiting := self._core.waiting(lease):
             over = [asyncio.Event() for _ in waiting]
             for pending, event in zip(waiting, over, strict=True):
-                pending.when_over(event.set)
+                pending.on_over(event.set)
             for event in over:
                 await event.wait()
 
-    def _take(self, pending: PendingCommand) -> None:
+    def _submit(self, pending: PendingCommand) -> None:
         if self._core.take(pending):
             self._flush_soon()
         else:
@@ -220,7 +220,7 @@ class Driver:
             self._agent_failed(error)
             return
         if batch.events:
-            self._tell(now, batch.events)
+            self._notify_observers(now, batch.events)
         self._arm(now)
         if self._core.has_pending:
             self._flush_soon()
@@ -253,7 +253,7 @@ class Driver:
         self._core.carry_out(batch, until_s, send=self._send, sent=lambda: self._tick_touched(now))
         self._await_agents()
 
-    def _tell(self, now: Now, events: Sequence[Event]) -> None:
+    def _notify_observers(self, now: Now, events: Sequence[Event]) -> None:
         self.presence.note(events, now.ns)
         for listener in self._listeners:
             try:
@@ -333,7 +333,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
             self._agent_failed(error)
             return
-        for lease_id in self.presence.gone(now.ns):
+        for lease_id in self.presence.silent_holders(now.ns):
             lease = self.ledger.state.leases.get(lease_id)
             if lease is not None:
                 self.post(Release(tenant=lease.tenant, lease=lease_id, gone=True))

@@ -89,7 +89,7 @@ class SharedSocket:
         self._users = TokenBuckets(limits.requests_per_minute_of_user, limits.burst)
         self._lines = TokenBuckets(limits.log_lines_per_minute_of_user, limits.log_lines_per_minute_of_user)
 
-    def go_by(self, limits: SharedLimits) -> None:
+    def set_limits(self, limits: SharedLimits) -> None:
         """Other limits hold from now on; where they have changed, all is counted anew."""
         if limits != self.limits:
             self._limit_by(limits)

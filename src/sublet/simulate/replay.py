@@ -271,21 +271,21 @@ class Replay:
         self._late_ns, self._late_left = late or (0, 1 << 60)
         self._left = sum(len(session.cells) for session in sessions)
         self._total = self._left
-        self._tell(cmd.OpenOffice(incarnation=1, clock_domain="replay"))
+        self._handle(cmd.OpenOffice(incarnation=1, clock_domain="replay"))
         for number, gpus in enumerate(hardware.nodes):
-            self._tell(cmd.NodeUp(inventory=_node(number, gpus, round(hardware.vram_gib * GIB))))
-        refused = self._tell(rules.apply(self._now())).answer
+            self._handle(cmd.NodeUp(inventory=_node(number, gpus, round(hardware.vram_gib * GIB))))
+        refused = self._handle(rules.apply(self._now())).answer
         if isinstance(refused, SubletError):
             raise refused
         if any(session.pays_priority for session in sessions):
-            self._tell(cmd.SetPrices(prices=_PRICES))
+            self._handle(cmd.SetPrices(prices=_PRICES))
         tenants: set[TenantId] = set()
         for session in sessions:
             tenant = TenantId(f"t-{session.owner}")
             if tenant not in tenants:
                 tenants.add(tenant)
                 group = session.group or rules.declared.members.get(TenantId(session.owner)) or None
-                self._tell(
+                self._handle(
                     cmd.AddTenant(tenant=tenant, token_hash=tenant, group=None if group is None else GroupId(group))
                 )
             self._plan(session.start_min, self._next_cell, _Notebook(session, tenant))
@@ -355,7 +355,7 @@ class Replay:
             exclusivity=Exclusivity.SHARED if cell.shared else None,
         )
         self._wait(notebook, +1)
-        outcome = self._tell(
+        outcome = self._handle(
             cmd.Acquire(
                 tenant=notebook.tenant,
                 lease=lease,
@@ -416,15 +416,15 @@ class Replay:
             return False
         tenant, epoch = notebook.tenant, lease.epoch
         if active:
-            return isinstance(self._tell(cmd.Renew(tenant=tenant, lease=lease.id, epoch=epoch)).answer, Granted)
-        self._tell(cmd.NoteActivity(tenant=tenant, lease=lease.id, epoch=epoch, active=False, busy_ns=busy_ns))
+            return isinstance(self._handle(cmd.Renew(tenant=tenant, lease=lease.id, epoch=epoch)).answer, Granted)
+        self._handle(cmd.NoteActivity(tenant=tenant, lease=lease.id, epoch=epoch, active=False, busy_ns=busy_ns))
         return True
 
     def _give_back(self, notebook: _Notebook) -> None:
         if notebook.lease is not None:
             lease, notebook.lease = notebook.lease, None
             if lease in self._ledger.state.leases:
-                self._tell(cmd.Release(tenant=notebook.tenant, lease=lease))
+                self._handle(cmd.Release(tenant=notebook.tenant, lease=lease))
 
     def _wait(self, notebook: _Notebook, by: int) -> None:
         if notebook.waits != (by > 0):
@@ -448,7 +448,7 @@ class Replay:
     def _now(self) -> Now:
         return Now(self._now_ns, self._now_ns + self._wall_ns)
 
-    def _tell(self, command: cmd.Command) -> Outcome:
+    def _handle(self, command: cmd.Command) -> Outcome:
         outcome = self._ledger.handle(command, self._now())
         self.result.commands += 1
         if self._check_every and outcome.events and self.result.commands % self._check_every == 0:
@@ -458,15 +458,15 @@ class Replay:
                 torn = tuple(part.resource for part in order.parts)
                 self._at(self._now_ns + self._costs.clear_ns, self._torn_down, order, torn)
         for event in outcome.events:
-            self._heard(event)
+            self._on_event(event)
         return outcome
 
     def _torn_down(self, order: End, resources: tuple[ResourceId, ...]) -> None:
         node = NodeId(str(resources[0]).partition("/")[0])
         report = TornDown(node=node, lease=order.lease, epoch=order.epoch, resources=resources)
-        self._tell(cmd.AgentReport(report=report))
+        self._handle(cmd.AgentReport(report=report))
 
-    def _heard(self, event: ev.Event) -> None:
+    def _on_event(self, event: ev.Event) -> None:
         match event:
             case ev.Granted():
                 millis = sum(part.millis for part in event.parts)
@@ -492,11 +492,11 @@ class Replay:
             report = Parkable(
                 node=found.node, lease=lease, epoch=found.epoch, amount=0, why="not in this replay", safe=True
             )
-            self._tell(cmd.AgentReport(report=report))
+            self._handle(cmd.AgentReport(report=report))
 
     def _claim(self, lease: LeaseId) -> None:
         notebook = self._by_lease[lease]
-        outcome = self._tell(cmd.Claim(tenant=notebook.tenant, lease=lease))
+        outcome = self._handle(cmd.Claim(tenant=notebook.tenant, lease=lease))
         waits = notebook.lease == lease and notebook.runs_since_ns is None and notebook.left_ns > 0
         if waits and isinstance(outcome.answer, Granted):
             self._work(notebook)
@@ -547,7 +547,7 @@ class Replay:
             self._tick_ns = None
             wake_ns = self._ledger.next_wake_ns(self._now())
             if wake_ns is not None and wake_ns <= self._now_ns:
-                self._tell(cmd.Tick())
+                self._handle(cmd.Tick())
 
 
 def _holds(notebook: _Notebook, cell: Cell) -> bool:

@@ -81,11 +81,11 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None:
-            self._limits.spoke(self)
+            self._limits.handshake_done(self)
         self._time_the_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._limits.left(self)
+        self._limits.disconnected(self)
         if self._late is not None:
             self._late.cancel()
         super().connection_lost(exc)

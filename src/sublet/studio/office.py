@@ -46,7 +46,7 @@ class FabricOffice:
     def live(self) -> list[Seen]:
         return [seen_as(view) for view in self.fabric.leases() if is_of_session(view)]
 
-    def look(self, lease: str) -> Seen | None:
+    def find(self, lease: str) -> Seen | None:
         try:
             return seen_as(self.fabric.lease(lease))
         except NotFound:

@@ -128,7 +128,7 @@ class OpenPages:
         """Look at the office until no page is open."""
         try:
             while self._has_pages():
-                if self._heard():
+                if self._wait_news():
                     self._news, self.news_s = self._news + 1, time.monotonic()
                 self.wake_changed()
                 self._sleep(SPACING_S)
@@ -140,7 +140,7 @@ class OpenPages:
             self.is_followed = bool(self._pages)
             return self.is_followed
 
-    def _heard(self) -> bool:
+    def _wait_news(self) -> bool:
         """Wait for news of the office, at most for the time between two looks; whether there were any."""
         until_s = time.monotonic() + self._update_s()
         try:

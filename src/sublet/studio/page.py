@@ -200,7 +200,7 @@ def insist_page(error: SubletError, path: str, form: str) -> str:
     return whole_page(tag("header", tag("h1", TITLE)), main)
 
 
-def trouble(error: SubletError) -> str:
+def unavailable_part(error: SubletError) -> str:
     """In the place of the sessions, while they cannot be read."""
     return error_part(error)
 

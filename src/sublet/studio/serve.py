@@ -187,7 +187,7 @@ class ServedProgram:
         number, answer = self._number, _Answer(_request_head(scope), body)
         self._answers[number] = answer
         if self._loaded != _stamp(self._path):
-            self._served.mended()
+            self._served.retry_load()
         self._do(self._served.arrived(number, self._now()))
         gone = asyncio.create_task(_until_gone(receive))
         gone.add_done_callback(lambda _: self._left(number))
@@ -209,7 +209,7 @@ class ServedProgram:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     return
                 case Say() as said:
-                    await self._say(said, scope, send)
+                    await self._answer(said, scope, send)
                     return
                 case Break():
                     return  # what has gone out is not whole, and the server hangs up on its reader
@@ -221,16 +221,16 @@ class ServedProgram:
         answer.taken += size
         if answer.taken >= CREDIT_STEP:
             answer.owed += answer.taken
-            self._tell(ServedFrameKind.CREDIT, number, answer.taken.to_bytes(8, "big"))
+            self._send_frame(ServedFrameKind.CREDIT, number, answer.taken.to_bytes(8, "big"))
             answer.taken = 0
         with contextlib.suppress(ProgramTransitionError):
             self._served.moved(number, self._now())
 
     def _left(self, number: int) -> None:
         if self._answers.pop(number, None) is not None:
-            self._do(self._served.left(number, self._now()))
+            self._do(self._served.disconnected(number, self._now()))
 
-    async def _say(self, said: Say, scope: Scope, send: SendMessage) -> None:
+    async def _answer(self, said: Say, scope: Scope, send: SendMessage) -> None:
         """An answer of ours in place of the program's."""
         more: dict[str, Any] = {}
         message, do = _SENTENCES[said.why]
@@ -263,7 +263,7 @@ class ServedProgram:
                 case Send(number):
                     self._give(number)
                 case Cancel(number):
-                    self._tell(ServedFrameKind.CANCEL, number)
+                    self._send_frame(ServedFrameKind.CANCEL, number)
                 case Say(number) | Break(number):
                     if (answer := self._answers.pop(number, None)) is not None:
                         answer.parts.put_nowait(effect)
@@ -287,9 +287,9 @@ class ServedProgram:
 
     def _give(self, number: int) -> None:
         if (answer := self._answers.get(number)) is not None:
-            self._tell(ServedFrameKind.REQUEST, number, with_head(answer.head, answer.body))
+            self._send_frame(ServedFrameKind.REQUEST, number, with_head(answer.head, answer.body))
 
-    def _tell(self, kind: ServedFrameKind, number: int, body: bytes = b"") -> None:
+    def _send_frame(self, kind: ServedFrameKind, number: int, body: bytes = b"") -> None:
         """A frame to the program. If it is gone its end will be heard of."""
         if (run := self._run) is not None:
             run.streams.send(encode(kind, number, body))
@@ -451,7 +451,7 @@ class ServedProgram:
     def _pump(self, run: _Run) -> None:
         streams = run.streams
         for piece in streams.pump():
-            self._heard(run, piece)
+            self._on_output(run, piece)
         if not streams.is_over:
             self._watch(run)
         elif not run.is_silent.is_set():
@@ -460,7 +460,7 @@ class ServedProgram:
             streams.close()
             run.is_silent.set()
 
-    def _heard(self, run: _Run, piece: Output) -> None:
+    def _on_output(self, run: _Run, piece: Output) -> None:
         if piece.stream == "stderr":
             run.printed += len(piece.data)
             if run.printed - len(piece.data) <= PRINTED_MAX < run.printed:
@@ -477,13 +477,13 @@ class ServedProgram:
                     if error := message_in(frame.body):
                         _log(f"The program could not save, and what it saved before is kept: {error}")
                     run.has_left.set()
-                self._do(self._decided(functools.partial(self._came, frame)))
+                self._do(self._decided(functools.partial(self._on_frame, frame)))
         except BrokenFrames as error:
             run.is_unreadable = True
             self._do(self._broke(str(error)))
             _ = start_thread("served_end", functools.partial(_end, run))
 
-    def _came(self, frame: ServedFrame) -> list[Effect]:
+    def _on_frame(self, frame: ServedFrame) -> list[Effect]:
         """One frame, on the loop."""
         served, now_s, number = self._served, self._now(), frame.request
         answer = self._answers.get(number)
@@ -521,7 +521,7 @@ class ServedProgram:
             case ServedFrameKind.REFUSED:
                 if answer is not None:
                     answer.owed = WINDOW
-                return served.turned_away(number, now_s)
+                return served.requeue(number, now_s)
             case _:
                 pass
         return []

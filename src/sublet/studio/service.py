@@ -101,7 +101,7 @@ class Admission:
                 raise Disconnected(f"{most} requests of this studio wait already", do="Try again later.")
             self.waiting += 1
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """One waits no more."""
         with self._lock:
             self.waiting -= 1
@@ -129,7 +129,7 @@ class PersonSessions:
 
     def all(self, *, ended: bool = False) -> list[Json]:
         """As documents, newest first; with ``ended`` those that have ended too."""
-        return session_views(self._fabric, [one for one in self._sessions.settle() if ended or not one.is_over])
+        return session_views(self._fabric, [one for one in self._sessions.reconcile() if ended or not one.is_over])
 
     def shown(self) -> list[Json]:
         """All of them, for pages: as the office was seen for all pages together, and not before the person's last
@@ -142,7 +142,7 @@ class PersonSessions:
             if (seen.began_s, written) != self._shown[0]:
                 listed = self._listed(written)
                 if not self._sessions.agree(listed, [seen_as(one) for many in self._of(listed, seen) for one in many]):
-                    self._sessions.settle()
+                    self._sessions.reconcile()
                     seen, written = self._look.since(time.monotonic()), self._store.mark()
                     listed = self._listed(written)
                 self._shown = ((seen.began_s, written), session_views(self._fabric, listed, seen))
@@ -185,7 +185,7 @@ class PersonSessions:
     def one(self, text: str) -> Json:
         """By id or name."""
         found = self._sessions.find(text)
-        self._sessions.settle()
+        self._sessions.reconcile()
         return self._view(found.id)
 
     def check_is(self, text: str, ident: str) -> None:
@@ -208,7 +208,7 @@ class PersonSessions:
         """Ask for a lease; what has one or waits for one goes on as it is. ``or_smaller`` and ``or_model``: whether
         less or another model may be offered, beside what the session allows."""
         found = self._sessions.find(text)
-        self._sessions.settle()
+        self._sessions.reconcile()
         session = self._sessions.find(found.id)
         if session.state is SessionState.ACTIVE:
             return self._view(session.id)
@@ -263,7 +263,7 @@ class PersonSessions:
         lines of an earlier answer."""
         found, now_ns = self._sessions.find(text), time.time_ns()
         place = BillPlace.read(after, now_ns) if after else None
-        self._sessions.settle()
+        self._sessions.reconcile()
         entries = self._sessions.entries(0)
         if place is None:
             place = BillPlace(now_ns, entries[-1].seq)
@@ -300,7 +300,7 @@ class PersonSessions:
         if isinstance(record, Started) and sum(not one.is_over for one in self._sessions.all()) >= most:
             raise QuotaExceeded(f"a person has at most {most} sessions", do="End some of them first.")
 
-    def go_on(self) -> None:
+    def repeat_requests(self) -> None:
         """Repeat the requests of a process of the studio that is gone."""
         for session in self._sessions.all():
             if session.state in _ASKING and session.by is not None and session.by.name == NAME:
@@ -336,7 +336,7 @@ class PersonSessions:
         self._until_answered(session.id, request)
         if request.error is not None:
             raise request.error
-        self._sessions.settle()
+        self._sessions.reconcile()
         return self._view(session.id)
 
     def _until_answered(self, ident: str, request: _Request) -> None:
@@ -388,7 +388,7 @@ class PersonSessions:
     def _over(self, ident: str) -> None:
         with self._lock:
             del self._requests[ident]
-        self._admission.leave()
+        self._admission.release()
 
     def _request_of(self, ident: str) -> _Request | None:
         with self._lock:
@@ -546,14 +546,14 @@ class Studio:
         if self._looking.acquire(blocking=self._looked is None):
             try:
                 if self._looked is None or time.monotonic() - self._looked[0] > LOOKED_S:
-                    found = self._look()
+                    found = self._check_condition()
                     self._looked = (time.monotonic(), found)
             finally:
                 self._looking.release()
         assert self._looked is not None
         return self._looked[1]
 
-    def _look(self) -> Condition:
+    def _check_condition(self) -> Condition:
         wrong: dict[str, str] = {}
         people: list[Person] = []
         try:
@@ -566,7 +566,7 @@ class Studio:
         except SubletError as error:
             wrong["office"] = error.message
             if self.watch.means_silence(error):
-                self.watch.doubt()
+                self.watch.start_probing()
         sessions: Counter[SessionState] = Counter()
         unreadable = 0
         for person in people:
@@ -584,13 +584,13 @@ class Studio:
             waiting_max=self.settings.waiting_max,
         )
 
-    def go_on(self, failed: Callable[[Person, SubletError], object]) -> list[Person]:
+    def repeat_requests(self, failed: Callable[[Person, SubletError], object]) -> list[Person]:
         """Repeat the requests that waited when the studio ended last; they wait for the office. A person whose records
         cannot be read delays no other person; ``failed`` is called. Returns all people."""
         people = self.people.all()
         for person in people:
             try:
-                self.of(person).go_on()
+                self.of(person).repeat_requests()
             except SubletError as error:
                 failed(person, error)
         return people
@@ -598,7 +598,7 @@ class Studio:
     def start_office(self) -> None:
         """See that an office runs; where the system starts it, look until it does. Raises ``SubletError``."""
         if not self._start:
-            self.watch.doubt()
+            self.watch.start_probing()
         else:
             self._right.start_office()
 

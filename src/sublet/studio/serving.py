@@ -233,13 +233,13 @@ class Served:
         if self._broken and self.state in (_S.COLD, _S.LEAVING) and now_s < self._broken_until_s:
             return [Say(request, Why.BROKEN, self._broken)]
         self._requests[request] = _Request(now_s, now_s)
-        return self._go_on(now_s)
+        return self._advance(now_s)
 
-    def mended(self) -> None:
+    def retry_load(self) -> None:
         """The program has changed since it could not be loaded: it is tried again."""
         self._broken = ""
 
-    def left(self, request: int, now_s: float) -> list[Effect]:
+    def disconnected(self, request: int, now_s: float) -> list[Effect]:
         """Its caller has hung up."""
         one = self._requests.get(request)
         if one is None or one.is_over:
@@ -269,7 +269,7 @@ class Served:
         effects = [effect for number in self._sent() for effect in self._drop(number, Why.LOST, detail)]
         if was_loading:
             effects += self._say_to_waiting(Why.LOST, detail)
-        return effects + self._go_on(now_s)
+        return effects + self._advance(now_s)
 
     # ---- the program
 
@@ -278,7 +278,7 @@ class Served:
             return []
         self._enter(_E.LOAD, now_s)
         self._broken = ""
-        return self._go_on(now_s)
+        return self._advance(now_s)
 
     def failed(self, detail: str, now_s: float) -> list[Effect]:
         """It cannot be loaded, or what it sends is no protocol: it is ended."""
@@ -288,12 +288,12 @@ class Served:
         if was_loading:
             self._broken, self._broken_until_s = detail or "it cannot be loaded", now_s + self.limits.retry_s
             effects += self._say_to_waiting(Why.BROKEN, self._broken)
-        return effects + self._give_up()
+        return effects + self._fail_waiting()
 
     def leaving(self, now_s: float) -> list[Effect]:
         """It has saved and begins nothing more."""
         self._enter(_E.LEAVE, now_s)
-        return self._go_on(now_s)
+        return self._advance(now_s)
 
     def begun(self, request: int, now_s: float) -> bool:
         """The head of an answer came; whether it is one to pass on; ``ProgramTransitionError`` where none may come."""
@@ -319,14 +319,14 @@ class Served:
         else:
             effects = []
         del self._requests[request]
-        return effects + self._go_on(now_s)
+        return effects + self._advance(now_s)
 
     def erred(self, request: int, detail: str, now_s: float) -> list[Effect]:
         """The program raised at this request, and goes on."""
         self._inside(request)
-        return self._drop(request, Why.WRONG, detail) + self._go_on(now_s)
+        return self._drop(request, Why.WRONG, detail) + self._advance(now_s)
 
-    def turned_away(self, request: int, now_s: float) -> list[Effect]:
+    def requeue(self, request: int, now_s: float) -> list[Effect]:
         """The program did not begin it, since its lease is about to end: it waits for the next one."""
         one = self._inside(request)
         if one.is_begun:
@@ -335,7 +335,7 @@ class Served:
             del self._requests[request]
         else:
             one.is_sent = False
-        return self._go_on(now_s)
+        return self._advance(now_s)
 
     # ---- time
 
@@ -375,7 +375,7 @@ class Served:
             raise ProgramTransitionError(f"a served program that is {self.state} cannot {event}") from None
         self._since_s = now_s
 
-    def _go_on(self, now_s: float) -> list[Effect]:
+    def _advance(self, now_s: float) -> list[Effect]:
         """What can be done for requests that wait."""
         waiting = [number for number, one in self._requests.items() if not one.is_sent]
         if not waiting:
@@ -385,7 +385,7 @@ class Served:
                 self._enter(_E.ASK, now_s)
                 return [Acquire()]
             case _S.LEAVING:
-                return [] if self.inside else self._give_up()
+                return [] if self.inside else self._fail_waiting()
             case _S.SERVING:
                 chosen = waiting[: max(0, self.limits.concurrent - self.inside)]
                 for number in chosen:
@@ -394,7 +394,7 @@ class Served:
             case _:
                 return []
 
-    def _give_up(self) -> list[Effect]:
+    def _fail_waiting(self) -> list[Effect]:
         if self._gives_up:
             return []
         self._gives_up = True

@@ -122,7 +122,7 @@ class SessionOffice(Protocol[L]):
     def live(self) -> list[Seen]:
         """Every lease with the label whose end has not begun, queued requests and suspended programs included."""
 
-    def look(self, lease: str) -> Seen | None:
+    def find(self, lease: str) -> Seen | None:
         """One lease; None where the office does not know it any more."""
 
     def acquire(self, asking: Asking) -> L:
@@ -192,7 +192,7 @@ class Sessions(Generic[L]):
     def lease_of(self, session: Session) -> Seen | None:
         """Its live lease, or its request in the queue, as the office has it; None where there is none."""
         if session.state is SessionState.ACTIVE and session.lease is not None:
-            found = self._office.look(session.lease.id)
+            found = self._office.find(session.lease.id)
             return found if found is not None and found.is_held else None
         return next((one for one in self._live(session) if not one.is_parked), None)
 
@@ -203,7 +203,7 @@ class Sessions(Generic[L]):
             return [session for number, session in newest if number < most or not session.is_over]
 
     def agree(self, listed: Sequence[Session], live: Sequence[Seen]) -> bool:
-        """Whether the records of these sessions say of their leases what the office says, so that ``settle`` would
+        """Whether the records of these sessions say of their leases what the office says, so that ``reconcile`` would
         change nothing."""
         return all(self._agrees(session, [one for one in live if _is_of(session, one)]) for session in listed)
 
@@ -402,7 +402,7 @@ class Sessions(Generic[L]):
                 do="Run the next cell of its notebook, which resumes it, or add --now to end it.",
             )
 
-    def settle(self) -> list[Session]:
+    def reconcile(self) -> list[Session]:
         """Compare every session with the office: leases that have ended, that no record names, and requests of
         processes that are gone. All sessions, newest first."""
         listed = self.all()  # before the leases: what is recorded meanwhile is not compared with what was
@@ -443,7 +443,7 @@ class Sessions(Generic[L]):
             now_ns = self._wall_ns()
             self._append_if(session, Moved(lease=_lease_record(held, None, now_ns), tenant=held.tenant))
             return
-        seen = self._office.look(lease.id)
+        seen = self._office.find(lease.id)
         if seen is not None and seen.is_held:  # it came back into view since the list was made
             return
         if seen is None:
@@ -479,7 +479,7 @@ class Sessions(Generic[L]):
             return
         pid = other.pid if other is not None and self._is_alive(other) else None
         if not asks and lease is not None and pid is None:  # a lease that is bound ends with its process
-            seen = self._office.look(lease.id)
+            seen = self._office.find(lease.id)
             pid = seen.bound_to if seen is not None and seen.is_held else None
         if pid is not None and pid != self._me.pid:
             name = other.name if other is not None and other.name else "a program"

@@ -58,13 +58,13 @@ class OfficeWatch:
         if self.is_silent:
             raise silent()
 
-    def doubt(self) -> None:
+    def start_probing(self) -> None:
         """Something takes long: probe until it answers, in a thread, if that is not done already."""
         with self._lock:
             if self._is_probing:
                 return
             self._is_probing = True
-        start_thread("studio_probe", self._look)
+        start_thread("studio_probe", self._probe_until_answered)
 
     def means_silence(self, error: SubletError) -> bool:
         """Whether a probe that ended so will not end otherwise before the office does something."""
@@ -74,7 +74,7 @@ class OfficeWatch:
         """Probe no more."""
         self._over.set()
 
-    def _look(self) -> None:
+    def _probe_until_answered(self) -> None:
         try:
             while not self._over.is_set():
                 try:
@@ -142,7 +142,7 @@ class Turns:
             while not (await asyncio.wait((task,), timeout=wait_s))[0]:
                 took_s, wait_s = loop.time() - began_s, STEP_S
                 if took_s >= SLOW_S:
-                    self._watch.doubt()
+                    self._watch.start_probing()
                     self._watch.check()
                 if took_s >= limit_s:
                     raise Disconnected(

@@ -408,7 +408,7 @@ def _drain(visit: _Visit, form: Mapping[str, str]) -> str | None:
         return overview_page.ask_page(
             visit.person, visit.form, question, button, "/office/drain", node=node, draining=draining
         )
-    _say(visit, f"{'drains' if draining else 'ends the drain of'} node {node!r}")
+    _log_act(visit, f"{'drains' if draining else 'ends the drain of'} node {node!r}")
     office.drain(node, bool(draining), token)
     return None
 
@@ -426,12 +426,12 @@ def _clear(visit: _Visit, form: Mapping[str, str]) -> str | None:
         return overview_page.ask_page(
             visit.person, visit.form, question, button, "/office/clear", resource=resource, vouch=vouch
         )
-    _say(visit, f"{'clears' if vouch else 'verifies'} {resource!r}")
+    _log_act(visit, f"{'clears' if vouch else 'verifies'} {resource!r}")
     office.clear(resource, token, vouch=bool(vouch))
     return None
 
 
-def _say(visit: _Visit, what: str) -> None:
+def _log_act(visit: _Visit, what: str) -> None:
     """In the log of the studio: the audit log of the office names the operator's tenant there."""
     _log.info("Operator %s %s.", visit.person.name, what, extra=fields(event="operator", person=visit.person.name))
 
@@ -701,7 +701,7 @@ class _Web:
             except (Unauthorized, NotFound) as error:
                 return _seen(Response(status_code=_status(error)))
             except JournalError as error:  # the browser asks again after some seconds
-                news = _one_event(page.trouble(error))
+                news = _one_event(page.unavailable_part(error))
             except SubletError:
                 pass  # it may be over soon; the page is told
             return _seen(StreamingResponse(news, media_type="text/event-stream"))
@@ -742,7 +742,7 @@ class _Web:
                 yield "event: over\ndata:\n\n"
                 return
             except SubletError as error:
-                part, is_wrong = page.trouble(error), True
+                part, is_wrong = page.unavailable_part(error), True
             if part != last:
                 last = part
                 yield _event(part)

@@ -114,7 +114,7 @@ class MemoryAgent:
 
     def name_volumes(self) -> None:
         """An office has taken note of this node: it hears what is kept here."""
-        self._law.shelf.say(self._clock.now_ns())
+        self._law.shelf.report_all(self._clock.now_ns())
 
     def adopted(self, inventory: Inventory) -> None:
         """Another office has come to what runs here, and says what this node has now."""

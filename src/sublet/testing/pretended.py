@@ -110,7 +110,7 @@ class PretendedHardware:
         self._warned[lease] = deadline_ns
         self._set_going(lease, epoch)
 
-    def spare(self, lease: LeaseId, epoch: Epoch) -> None:
+    def cancel_warning(self, lease: LeaseId, epoch: Epoch) -> None:
         self._warned.pop(lease, None)
 
     def need(self, lease: LeaseId, epoch: Epoch) -> Need:
@@ -135,7 +135,9 @@ class PretendedHardware:
         self._machine.unpark(under.lease, lease, epoch, self._live[lease][1])
         self._live.pop(under.lease, None)
 
-    def tell(self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int) -> None:
+    def announce_end(
+        self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int
+    ) -> None:
         if lease in self._live and self._live[lease][0] <= epoch:
             del self._live[lease]
         self._warned.pop(lease, None)
@@ -155,10 +157,10 @@ class PretendedHardware:
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
         return self._machine.is_there(resource, lease, epoch)
 
-    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
+    def why_alive(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
         return ""
 
-    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
+    def verify(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
         found_ns = self._looking.setdefault((resource, lease), now_ns) + self._timings.verify_ns
         if now_ns < found_ns:
             return NotYet(what="it is still being looked at", again_ns=found_ns)

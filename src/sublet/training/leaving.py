@@ -72,7 +72,7 @@ class Watchman:
         self._before: Any = None
         self._at_post = False
 
-    def told(self) -> LeaveReason | None:
+    def reason_to_leave(self) -> LeaveReason | None:
         """Whether to leave by now. Costs some microseconds."""
         notice = _notice_of(self._lease)
         if notice is not None:
@@ -89,7 +89,7 @@ class Watchman:
             return
         if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
             return
-        self._before = signal.signal(signal.SIGTERM, self._heard)
+        self._before = signal.signal(signal.SIGTERM, self._on_signal)
         self._at_post = True
 
     def end(self) -> None:
@@ -97,10 +97,10 @@ class Watchman:
         if not self._at_post:
             return
         self._at_post = False
-        if signal.getsignal(signal.SIGTERM) == self._heard:
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._came = True
 
 

@@ -51,7 +51,7 @@ class ProgressWriter:
         """Whether it is time for the next line: figures for people, a few times a second."""
         return self.listens and time.monotonic() >= self._next_s
 
-    def tell(self, account: Account, **more: Any) -> None:
+    def write(self, account: Account, **more: Any) -> None:
         """One line, now."""
         if not self.listens:
             return

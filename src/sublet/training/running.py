@@ -340,7 +340,7 @@ class _Attendance:
                     if not self._next_event():
                         break
                     if self._end is not None and self._end.parked:
-                        self._go_on(running)
+                        self._resume(running)
                 except (KeyboardInterrupt, Stopped) as stop:
                     if stopped is not None:
                         self.guest.stop(0)
@@ -397,7 +397,7 @@ class _Attendance:
     def _ended(self, end: LeaseEnd) -> None:
         self._end = end
 
-    def _go_on(self, running: contextlib.ExitStack) -> None:
+    def _resume(self, running: contextlib.ExitStack) -> None:
         """It was parked in the middle of a step: it gets another device, and goes on in the middle of it."""
         training = self.training
         training.preemptions += 1

@@ -288,13 +288,13 @@ class _Step:
         self.at(Act.COMPLETE)
         try:
             self.idempotency.complete(self.batch.key, self.fingerprint, _outcome(save), epoch=self.epoch)
-            self.tidy(before)
+            self.forget_old(before)
         except SubletError as error:
             error.add_note(f"step {self.batch.step} is saved as version {save.version}, and asking again settles it")
             raise
         self.at(Act.DONE)
 
-    def tidy(self, before: Save | None) -> None:
+    def forget_old(self, before: Save | None) -> None:
         """Now and then, forget what is completed and lies far behind what is saved."""
         step = self.batch.step
         last = before.effect.step if before is not None and before.effect is not None else step

@@ -299,7 +299,7 @@ class PreemptibleTrainer:
             if self._stepless > STEPLESS_MAX:
                 raise no_steps()
             return None
-        told = self._watchman.told()
+        told = self._watchman.reason_to_leave()
         agreed = self._group.most(_LEAVE if told is not None else _SAVE if due else _GO_ON)
         if agreed == _LEAVE:
             return self._group.first(told)
@@ -342,7 +342,7 @@ class PreemptibleTrainer:
         if self._teller.listens:
             shown = {} if self._loss is None else {"loss": float(self._loss)}
             of = {} if self._epochs is None else {"epoch": self._epoch, "epochs": self._epochs}
-            self._teller.tell(self.account, saved_steps=self._saves.durable_steps, **of, **shown, **more)
+            self._teller.write(self.account, saved_steps=self._saves.durable_steps, **of, **shown, **more)
 
     # ---- the state ----
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sublet.values import MIB
-from sublet.wire.frames import broken, close_all
+from sublet.wire.frames import close_all, protocol_error
 
 WINDOW: Final = 1 * MIB
 """Bytes that a new channel may have under way."""
@@ -64,15 +64,17 @@ class Channel:
     def spend(self, cost: int, number: int) -> None:
         """The other side sent something that costs so much."""
         if self.has_ended:
-            raise broken(f"more came on channel {number} after its end")
+            raise protocol_error(f"more came on channel {number} after its end")
         if cost > self.allowed:
-            raise broken(f"{cost} bytes came on channel {number}, where {self.allowed} were granted")
+            raise protocol_error(f"{cost} bytes came on channel {number}, where {self.allowed} were granted")
         self.allowed -= cost
 
     def gain(self, amount: int, number: int) -> None:
         """The other side granted so much."""
         if not 0 < amount <= CREDIT_MAX - self.credit:
-            raise broken(f"a CREDIT of {amount} on channel {number} is nothing, or over the limit of {CREDIT_MAX}")
+            raise protocol_error(
+                f"a CREDIT of {amount} on channel {number} is nothing, or over the limit of {CREDIT_MAX}"
+            )
         self.credit += amount
 
 

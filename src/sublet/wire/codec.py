@@ -70,7 +70,7 @@ def from_wire(wanted: Any, value: Json) -> Any:
     try:
         return _choice(wanted)(value)
     except WrongError as error:
-        raise error.told(_name_of(wanted, value)) from None
+        raise error.to_error(_name_of(wanted, value)) from None
 
 
 def dumps(message: object) -> bytes:

@@ -114,14 +114,14 @@ class Conversation:
         """Send what the socket takes now, and hear nothing; True if nothing is left. For who shares it (``line``)."""
         return self._sock.fileno() < 0 or send_some(self._sock, self.link)
 
-    def hear_now(self) -> list[Happening]:
+    def receive_now(self) -> list[Happening]:
         """What happened, in order, without sending anything. Never waits."""
         if self._sock.fileno() >= 0:
             self._kept += receive_some(self._sock, self.link) if self.link.over is None else self.link.news()
         kept, self._kept = self._kept, []
         return kept
 
-    def keep(self, happened: list[Happening]) -> None:
+    def push_back(self, happened: list[Happening]) -> None:
         """Take back what was heard and not dealt with; it comes again, before everything else."""
         self._kept = happened + self._kept
 
@@ -150,7 +150,7 @@ class Conversation:
 
     def pump(self) -> list[Happening]:
         """Send and receive what can be now; what happened, in order. Never waits."""
-        self._turn()
+        self._poll()
         kept, self._kept = self._kept, []
         return kept
 
@@ -165,11 +165,11 @@ class Conversation:
     def flush(self, timeout_s: float = PATIENCE_S) -> bool:
         """Wait until everything is sent; False if that took too long. What comes meanwhile is kept."""
         until_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
-        self._turn()
+        self._poll()
         while self.link.has_output:
             if not self._wait_ready(until_ns):
                 return False
-            self._turn()
+            self._poll()
         return True
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Conversation:
         self.link.drop_output()
         self._sock.close()
         for one in self._kept:
-            _let_go(one)
+            _close_descriptors(one)
         self._kept = []
 
     def __enter__(self) -> Conversation:
@@ -191,7 +191,7 @@ class Conversation:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         if self._sock.fileno() < 0:
             return
         send_some(self._sock, self.link)
@@ -205,7 +205,7 @@ class Conversation:
         until_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
         seen = 0
         while True:
-            self._turn()
+            self._poll()
             for index in range(seen, len(self._kept)):
                 if is_it(self._kept[index]):
                     return self._kept.pop(index)
@@ -228,7 +228,7 @@ class Conversation:
         return True
 
 
-def _let_go(one: Happening) -> None:
+def _close_descriptors(one: Happening) -> None:
     match one:
         case Called() | Replied() | Event() | Opened():
             close_all(one.fds)

@@ -117,7 +117,7 @@ def encode(
     return b"".join((HEADER.pack(version, kind, len(fds), channel, length), body))
 
 
-def broken(what: str) -> InvalidRequest:
+def protocol_error(what: str) -> InvalidRequest:
     """The error for a peer that does not keep to the protocol. Nothing after it on the connection can be trusted."""
     return InvalidRequest(
         f"the connection was closed, because {what}",
@@ -214,7 +214,7 @@ class FrameReader:
         self._fds, self._head, self._at = [], None, 0
         self._bytes = bytearray()
         if self._error is None:
-            self._error = broken("it was over")
+            self._error = protocol_error("it was over")
 
     def _read_head(self) -> _Head:
         version, code, flags, channel, length = HEADER.unpack_from(self._bytes, self._at)
@@ -249,6 +249,6 @@ class FrameReader:
             raise self._fail(f"{len(self._fds)} descriptors came at once, over the limit of {FDS_MAX}")
 
     def _fail(self, what: str) -> InvalidRequest:
-        self._error = broken(what)
+        self._error = protocol_error(what)
         self.close()
         return self._error

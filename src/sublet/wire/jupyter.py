@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sublet.values import MIB
-from sublet.wire.frames import broken
+from sublet.wire.frames import protocol_error
 from sublet.wire.zygote import LATER
 
 CHANNELS: Final = ("shell", "control", "stdin", "iopub")
@@ -53,7 +53,7 @@ def pack_message(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
     """The bytes of one message on its stream."""
     lengths = [memoryview(part).nbytes for part in parts]
     if len(parts) > PARTS_MAX or sum(lengths) > MESSAGE_MAX:
-        raise broken(f"a message of {len(parts)} parts and {sum(lengths)} bytes is over the limit")
+        raise protocol_error(f"a message of {len(parts)} parts and {sum(lengths)} bytes is over the limit")
     return b"".join((struct.pack(f"!I{len(parts)}I", len(parts), *lengths), *parts))
 
 
@@ -76,13 +76,13 @@ class Messages:
             return None
         (count,) = _COUNT.unpack_from(self._bytes)
         if count > PARTS_MAX:
-            raise broken(f"a message announced {count} parts")
+            raise protocol_error(f"a message announced {count} parts")
         at = _COUNT.size * (1 + count)
         if len(self._bytes) < at:
             return None
         lengths = struct.unpack_from(f"!{count}I", self._bytes, _COUNT.size)
         if sum(lengths) > MESSAGE_MAX:
-            raise broken(f"a message announced {sum(lengths)} bytes")
+            raise protocol_error(f"a message announced {sum(lengths)} bytes")
         if len(self._bytes) < at + sum(lengths):
             return None
         parts = []

@@ -29,7 +29,7 @@ class SharedConnection:
         self._conversation = conversation
         self._lock = threading.Lock()
 
-    def say(self, words: Callable[[Link], T], between: Callable[[], object] = lambda: None) -> T:
+    def send(self, words: Callable[[Link], T], between: Callable[[], object] = lambda: None) -> T:
         """Speak, and wait until it is out. ``between`` is called now and then meanwhile, and may raise: what was said
         is then sent with the next words. Where the link is over nothing is sent; the receiver is told."""
         with self._lock:
@@ -42,12 +42,12 @@ class SharedConnection:
                 done = self._conversation.send_now()
         return said
 
-    def hear(self, timeout_s: float | None) -> list[Happening]:
+    def receive(self, timeout_s: float | None) -> list[Happening]:
         """What happened, as soon as something has; an empty list after the time-out, or now and then."""
-        heard = self._hear_now()
+        heard = self._receive_now()
         if not heard and timeout_s != 0:
             _wait(self._conversation.fileno(), select.POLLIN, _LOOK_AGAIN_S if timeout_s is None else timeout_s)
-            heard = self._hear_now()
+            heard = self._receive_now()
         return heard
 
     @property
@@ -60,7 +60,7 @@ class SharedConnection:
         return self._conversation.link.over
 
     def fileno(self) -> int:
-        """For ``poll`` beside other descriptors; then ``hear(0)``. Below zero: it is closed."""
+        """For ``poll`` beside other descriptors; then ``receive(0)``. Below zero: it is closed."""
         return self._conversation.fileno()
 
     def is_asked(self, call: int) -> bool:
@@ -87,14 +87,14 @@ class SharedConnection:
         if conversation is not None:
             conversation.close()
 
-    def _hear_now(self) -> list[Happening]:
+    def _receive_now(self) -> list[Happening]:
         """A Ctrl-C while the lock is let go of must not take along what was heard."""
         heard: list[Happening] = []
         try:
             with self._lock:
-                heard = self._conversation.hear_now()
+                heard = self._conversation.receive_now()
         except KeyboardInterrupt:
-            self._conversation.keep(heard)
+            self._conversation.push_back(heard)
             raise
         return heard
 

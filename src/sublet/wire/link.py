@@ -31,7 +31,7 @@ from typing import Final
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError
 from sublet.values import MIB
 from sublet.wire.channels import WINDOW, Channel, OutgoingFrames
-from sublet.wire.frames import DATA_MAX, Frame, FrameKind, FrameReader, broken, close_all, encode
+from sublet.wire.frames import DATA_MAX, Frame, FrameKind, FrameReader, close_all, encode, protocol_error
 from sublet.wire.link_events import (
     Called,
     CallRefused,
@@ -336,9 +336,9 @@ class Link:
         kind = frame.kind
         if frame.fds and kind not in _WITH_FDS:
             close_all(frame.fds)
-            raise broken(f"a {kind.name} came with descriptors")
+            raise protocol_error(f"a {kind.name} came with descriptors")
         if self.version is None and kind not in (FrameKind.HELLO, FrameKind.WELCOME, FrameKind.ERROR):
-            raise broken(f"a {kind.name} came before the greeting was done")
+            raise protocol_error(f"a {kind.name} came before the greeting was done")
         try:
             _TAKERS[kind](self, frame)
         except InvalidRequest:
@@ -347,13 +347,13 @@ class Link:
 
     def _take_hello(self, frame: Frame) -> None:
         if self.connected or self._greeted is not None:
-            raise broken("a HELLO came that was not due")
+            raise protocol_error("a HELLO came that was not due")
         if len(frame.body) < VERSIONS_BODY.size:
-            raise broken("a HELLO came without versions")
+            raise protocol_error("a HELLO came without versions")
         oldest, newest = VERSIONS_BODY.unpack_from(frame.body)
         hello = PeerHello(oldest, newest, frame.body[VERSIONS_BODY.size :])
         if not 1 <= oldest <= newest:
-            raise broken(f"a HELLO named the versions {oldest} to {newest}")
+            raise protocol_error(f"a HELLO named the versions {oldest} to {newest}")
         if min(newest, self._newest) < max(oldest, self._oldest):
             raise no_version(hello, self._oldest, self._newest)
         self._greeted = hello
@@ -361,26 +361,26 @@ class Link:
 
     def _take_welcome(self, frame: Frame) -> None:
         if not self.connected or self.version is not None:
-            raise broken("a WELCOME came that was not due")
+            raise protocol_error("a WELCOME came that was not due")
         if len(frame.body) < VERSION_BODY.size:
-            raise broken("a WELCOME came without a version")
+            raise protocol_error("a WELCOME came without a version")
         (version,) = VERSION_BODY.unpack_from(frame.body)
         if not self._oldest <= version <= self._newest:
-            raise broken(f"a WELCOME chose version {version}, and we speak {self._oldest} to {self._newest}")
+            raise protocol_error(f"a WELCOME chose version {version}, and we speak {self._oldest} to {self._newest}")
         self._news.append(Welcome(version, frame.body[VERSION_BODY.size :]))
         self._agree(version)
 
     def _take_call(self, frame: Frame) -> None:
         self._check_fresh(frame)
         if len(self._called) >= CALLS_MAX:
-            raise broken(f"more than {CALLS_MAX} calls were made without waiting for an answer")
+            raise protocol_error(f"more than {CALLS_MAX} calls were made without waiting for an answer")
         self._called[frame.channel] = None
         self._news.append(Called(frame.channel, frame.body, frame.fds))
 
     def _take_reply(self, frame: Frame) -> None:
         wanted = self._calls.pop(frame.channel, None)
         if wanted is None:
-            raise broken(f"a REPLY came to {frame.channel}, which was not asked")
+            raise protocol_error(f"a REPLY came to {frame.channel}, which was not asked")
         if wanted:
             self._news.append(Replied(frame.channel, frame.body, frame.fds))
         else:
@@ -393,7 +393,7 @@ class Link:
             return
         wanted = self._calls.pop(frame.channel, None)
         if wanted is None:
-            raise broken(f"an ERROR came to {frame.channel}, which was not asked")
+            raise protocol_error(f"an ERROR came to {frame.channel}, which was not asked")
         if wanted:
             self._news.append(CallRefused(frame.channel, error))
 
@@ -408,14 +408,14 @@ class Link:
     def _take_open(self, frame: Frame) -> None:
         self._check_fresh(frame)
         if len(self._channels) >= CHANNELS_MAX:
-            raise broken(f"more than {CHANNELS_MAX} channels were opened")
+            raise protocol_error(f"more than {CHANNELS_MAX} channels were opened")
         self._channels[frame.channel] = Channel()
         self._news.append(Opened(frame.channel, frame.body, frame.fds))
 
     def _take_data(self, frame: Frame) -> None:
         channel = self._channel(frame)
         if not frame.body:
-            raise broken(f"an empty DATA came on channel {frame.channel}")
+            raise protocol_error(f"an empty DATA came on channel {frame.channel}")
         channel.spend(len(frame.body), frame.channel)
         if not channel.is_deaf:
             self._news.append(Data(frame.channel, frame.body))
@@ -423,7 +423,7 @@ class Link:
     def _take_credit(self, frame: Frame) -> None:
         channel = self._late_channel(frame)
         if len(frame.body) != CREDIT_BODY.size:
-            raise broken("a CREDIT came without an amount")
+            raise protocol_error("a CREDIT came without an amount")
         if channel is None:
             return
         (amount,) = CREDIT_BODY.unpack(frame.body)
@@ -435,11 +435,11 @@ class Link:
         channel = self._late_channel(frame)
         mark, words = frame.body[:1], frame.body[1:]
         if mark not in (FINISHED, WHOLLY_CLOSED):
-            raise broken("a CLOSE came that does not say what it closes")
+            raise protocol_error("a CLOSE came that does not say what it closes")
         if channel is None:
             return
         if channel.has_ended and mark == FINISHED:
-            raise broken(f"channel {frame.channel} was closed twice")
+            raise protocol_error(f"channel {frame.channel} was closed twice")
         if not channel.is_deaf:
             self._news.append(Closed(frame.channel, words.decode("utf-8", "replace"), mark == WHOLLY_CLOSED))
         channel.has_ended = True
@@ -450,7 +450,7 @@ class Link:
     def _channel(self, frame: Frame) -> Channel:
         channel = self._channels.get(frame.channel)
         if channel is None:
-            raise broken(f"a {frame.kind.name} came for {frame.channel}, which is not an open channel")
+            raise protocol_error(f"a {frame.kind.name} came for {frame.channel}, which is not an open channel")
         return channel
 
     def _late_channel(self, frame: Frame) -> Channel | None:
@@ -458,14 +458,14 @@ class Link:
         error."""
         channel = self._channels.get(frame.channel)
         if channel is None and not self._was_used(frame.channel):
-            raise broken(f"a {frame.kind.name} came for {frame.channel}, which never was a channel")
+            raise protocol_error(f"a {frame.kind.name} came for {frame.channel}, which never was a channel")
         return channel
 
     def _check_fresh(self, frame: Frame) -> None:
         number = frame.channel
         theirs = number > 0 and number % 2 != self.connected
         if not theirs or number in self._called or number in self._channels:
-            raise broken(f"a {frame.kind.name} took the number {number}, which is not free")
+            raise protocol_error(f"a {frame.kind.name} took the number {number}, which is not free")
         self._their_last = max(self._their_last, number)
 
     def _was_used(self, number: int) -> bool:

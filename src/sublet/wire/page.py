@@ -107,7 +107,7 @@ class PageView:
     tells it from any other: the lease may have been renewed since, or its guests parked, and it means nothing then."""
 
     @property
-    def says_leave(self) -> bool:
+    def is_leaving(self) -> bool:
         """Whether guests are to leave: the lease is over, or it runs out and its deadline was not moved."""
         runs_out = self.state is PageState.NOTICED and self.reason is EndReason.EXPIRED
         return runs_out or self.state in (PageState.OVER, PageState.LEAVING)

@@ -64,20 +64,20 @@ class PeerLimits(Generic[Key]):
             if closed is None:
                 return PeerRefused("connections", f"{self.most} connections are open here")
         if closed is not None:
-            self.left(closed)
+            self.disconnected(closed)
         self._users[key] = user
         self._counts[user] = self._counts.get(user, 0) + 1
         self._others += not is_owner
         self._silent.setdefault(user, {})[key] = None
         return Admitted(closed)
 
-    def spoke(self, key: Key) -> None:
+    def handshake_done(self, key: Key) -> None:
         """This connection is silent no more. Harmless for one that is not counted."""
         user = self._users.get(key)
         if user is not None:
             self._no_longer_silent(key, user)
 
-    def left(self, key: Key) -> None:
+    def disconnected(self, key: Key) -> None:
         """This connection is closed. Harmless for one that is not counted."""
         user = self._users.pop(key, None)
         if user is None:

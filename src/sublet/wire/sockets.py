@@ -18,7 +18,7 @@ import struct
 from typing import Final, NamedTuple
 
 from sublet.errors import Disconnected
-from sublet.wire.frames import FDS_MAX, broken, close_all
+from sublet.wire.frames import FDS_MAX, close_all, protocol_error
 from sublet.wire.link import Link
 from sublet.wire.link_events import Happening
 
@@ -109,7 +109,7 @@ def _receive_some(sock: socket.socket, link: Link, max_bytes: int) -> list[Happe
     fds = _fds_in(ancillary)
     if flags & socket.MSG_CTRUNC:
         close_all(fds)
-        return link.cut(broken("descriptors were lost: too many came at once, or too many are open here"))
+        return link.cut(protocol_error("descriptors were lost: too many came at once, or too many are open here"))
     if not data:
         close_all(fds)
         return link.receive_end()

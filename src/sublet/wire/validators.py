@@ -36,7 +36,7 @@ class WrongError(Exception):
         self.what = what
         self.path = ""
 
-    def told(self, root: str) -> InvalidRequest:
+    def to_error(self, root: str) -> InvalidRequest:
         return InvalidRequest(f"{root}{self.path} {self.what}", do=UPGRADE)
 
 

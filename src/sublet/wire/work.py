@@ -295,7 +295,7 @@ class Board:
         call, at_ns = self._SLOT.unpack_from(self._map)
         return call, at_ns
 
-    def withhold(self, call: int) -> bool:
+    def stop_further_items(self, call: int) -> bool:
         """No call up to this one begins a further item. By the holder; False if the worker does not look here.
 
         The worker raises ``BEGUN`` and then looks, before each item. So whatever the holder reads in ``BEGUN`` a moment
@@ -408,7 +408,7 @@ class ResultBuffer:
     def __len__(self) -> int:
         return self._count
 
-    def go_on_from(self, item: int) -> None:
+    def restart_at(self, item: int) -> None:
         """The results of all items before this one were sent."""
         self._head[self._COUNT] = 0
         self._head[self._FIRST] = item

@@ -158,14 +158,14 @@ class Teller:
         )
 
     def do_spare(self, plain: list[str], words: Words) -> None:
-        self.told().spare(self.now_ns)
+        self.told().cancel_notice(self.now_ns)
 
     def do_ended(self, plain: list[str], words: Words) -> str | None:
         end = LeaseEnd(reason=EndReason(plain[0]), at=words["at"], detail=words.get("detail", ""))
         return None if self.told().ended(end, self.now_ns) else "changes nothing"
 
     def do_let_go(self, plain: list[str], words: Words) -> None:
-        self.told().let_go(self.now_ns)
+        self.told().begin_release(self.now_ns)
 
     def do_begin(self, plain: list[str], words: Words) -> None:
         self.told().begin(self.now_ns)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sublet.cli.show import Json
 from sublet.cli.top.screen import ScreenView, screen
-from sublet.cli.top.snapshot import EndedLease, OfficeSnapshot, heard
+from sublet.cli.top.snapshot import EndedLease, OfficeSnapshot, apply_news
 from sublet.cli.top.text import plain, width_of
 from sublet.values import GIB
 
@@ -279,10 +279,12 @@ def news() -> OfficeSnapshot:
     """What was heard since the last reading: an end, a grant from the queue, and a new place in it."""
     known = three()
     end = {"reason": "released", "at": ASKED, "detail": ""}
-    known = heard(known, "ended", {"lease": lease(2, status="ended", remaining=None, end=end, name="notebook")}, 104.0)
-    known = heard(known, "active", {"lease": lease(9, "eve", remaining=300.0)}, 104.0)
-    known = heard(known, "place", place(10, 1, "yours is next", 60.0, tenant="zoe"), 104.0)
-    return heard(known, "weather", {"lease": None}, 104.0)
+    known = apply_news(
+        known, "ended", {"lease": lease(2, status="ended", remaining=None, end=end, name="notebook")}, 104.0
+    )
+    known = apply_news(known, "active", {"lease": lease(9, "eve", remaining=300.0)}, 104.0)
+    known = apply_news(known, "place", place(10, 1, "yours is next", 60.0, tenant="zoe"), 104.0)
+    return apply_news(known, "weather", {"lease": None}, 104.0)
 
 
 def _cores(count: int) -> Json:

@@ -149,8 +149,8 @@ def test_an_outlet_never_waits_and_keeps_the_order() -> None:
     try:
         outlet = Outlet(writing)
         blob = os.urandom(1 << 20)
-        outlet.give(blob, lambda: done.append(1))
-        outlet.give(b"end", lambda: done.append(2))
+        outlet.write(blob, lambda: done.append(1))
+        outlet.write(b"end", lambda: done.append(2))
         assert done == []
         got = b""
         while len(done) < 2:
@@ -170,9 +170,9 @@ def test_an_outlet_whose_reader_has_gone_drops_what_it_is_given() -> None:
     said: list[str] = []
     try:
         outlet = Outlet(writing, on_broken=lambda: said.append("broken"))
-        outlet.give(b"x", lambda: said.append("dropped"))
+        outlet.write(b"x", lambda: said.append("dropped"))
         outlet.ready()
-        outlet.give(b"y", lambda: said.append("dropped"))
+        outlet.write(b"y", lambda: said.append("dropped"))
         assert not outlet.waits
         assert said == ["broken", "dropped", "dropped"]
     finally:

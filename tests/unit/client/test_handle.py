@@ -72,7 +72,7 @@ class Fabric:
 
     _deliver = deliver
 
-    def _give_up(self, owed: Owed) -> None:
+    def _release_in_background(self, owed: Owed) -> None:
         self.given_up.append(owed)
 
     def _unbind(self, lease: LeaseId, epoch: Epoch) -> None:
@@ -304,7 +304,7 @@ def test_a_release_is_asked_once_with_its_busy_time(side: Side) -> None:
     assert side.asked == ["POST /v1/leases/l-1/release"]
     assert b'"busy":7.0' in (side.desk.script.calls[0].body or b"")
     assert lease.end.reason is EndReason.RELEASED
-    assert side.desk.book.to_give_back() == []
+    assert side.desk.book.due_releases() == []
     assert side.fabric.given_up == []
 
 
@@ -407,7 +407,7 @@ def test_a_lease_that_nothing_holds_any_more_is_given_back_with_a_warning(side: 
         gc.collect()
     dropped = [str(one.message) for one in said if one.category is DroppedLease]
     assert "lease l-1 was dropped without a release; use `with`, or call release()" in dropped
-    assert [owed.lease for owed in side.desk.book.to_give_back()] == ["l-1"]
+    assert [owed.lease for owed in side.desk.book.due_releases()] == ["l-1"]
     assert side.fabric.wakes == 1
 
 

@@ -374,7 +374,7 @@ def test_what_two_interrupts_leave_is_given_back_by_a_keeper_that_slept(
 
         with monkeypatch.context() as patched:
             patched.setattr(fabric, "_open", interrupted)
-            patched.setattr(fabric, "_give_up", interrupted)
+            patched.setattr(fabric, "_release_in_background", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 fabric.memory("1MiB", renew="always")
         assert look(office, helper) == []

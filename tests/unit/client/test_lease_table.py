@@ -68,7 +68,7 @@ class Desk:
         self.book.record_outcomes(batch, [outcome] * len(batch.attempts))
 
     def news(self, what: str, lease: LeaseView) -> bool:
-        return self.book.heard(ServerEvent(what, msgspec.json.encode(News(what=what, lease=lease)).decode()))
+        return self.book.on_event(ServerEvent(what, msgspec.json.encode(News(what=what, lease=lease)).decode()))
 
     def run(self, program: Program[None], *answers: object) -> list[str]:
         self.script.answers += answers  # type: ignore[arg-type]
@@ -148,13 +148,13 @@ def test_an_idle_lease_is_not_renewed_and_the_office_hears_why(desk: Desk) -> No
     """Silence would make its end `expired`; it is said once that it is idle."""
     held = desk.open(WHILE_BUSY)
     desk.clock.go(2)
-    words = desk.book.words()
+    words = desk.book.pending_activity_reports()
     assert [(word.held.id, word.active) for word in words] == [("l-1", False)]
-    asked = desk.run(background_requests.say(desk.core, desk.book, words[0]), reply(view(idle=True)))
+    asked = desk.run(background_requests.report_activity(desk.core, desk.book, words[0]), reply(view(idle=True)))
     assert asked == ["POST /v1/leases/l-1/activity"]
     desk.clock.go(75)
     assert desk.collect() == ()
-    assert desk.book.words() == []
+    assert desk.book.pending_activity_reports() == []
     assert desk.whats == ["idle", "warning"]
     desk.clock.go(20)
     desk.collect()
@@ -189,34 +189,34 @@ def test_a_pause_between_cells_is_not_worth_a_word(desk: Desk) -> None:
         desk.clock.go(0.9)
         desk.book.finish(held)
         desk.clock.go(0.19)
-        assert desk.book.words() == []
+        assert desk.book.pending_activity_reports() == []
     desk.clock.go(0.2)
-    assert [word.active for word in desk.book.words()] == [False]
+    assert [word.active for word in desk.book.pending_activity_reports()] == [False]
     desk.book.begin(held)
-    assert [word.active for word in desk.book.words()] == [True]
+    assert [word.active for word in desk.book.pending_activity_reports()] == [True]
     desk.book.finish(held)
     desk.book.begin(held)
     desk.clock.go(5)
-    assert desk.book.words() == []
+    assert desk.book.pending_activity_reports() == []
 
 
 def test_the_first_work_under_a_lease_that_was_idle_when_it_was_attached_is_told_at_once(desk: Desk) -> None:
     """The office would let any request that waits have it while a cell runs."""
     held = desk.open(WHILE_BUSY, idle=True)
     desk.clock.go(1.5)
-    assert desk.book.words() == [], "it is known"
+    assert desk.book.pending_activity_reports() == [], "it is known"
     desk.book.begin(held)
-    assert [word.active for word in desk.book.words()] == [True]
+    assert [word.active for word in desk.book.pending_activity_reports()] == [True]
 
 
 def test_a_word_that_was_not_heard_is_said_again(desk: Desk) -> None:
     desk.open(WHILE_BUSY)
     desk.clock.go(1.5)
-    (word,) = desk.book.words()
-    desk.run(background_requests.say(desk.core, desk.book, word), SILENCE)
-    assert desk.book.words() == []
+    (word,) = desk.book.pending_activity_reports()
+    desk.run(background_requests.report_activity(desk.core, desk.book, word), SILENCE)
+    assert desk.book.pending_activity_reports() == []
     desk.clock.go(6)
-    assert [word.active for word in desk.book.words()] == [False]
+    assert [word.active for word in desk.book.pending_activity_reports()] == [False]
 
 
 def test_busy_time_is_said_once(desk: Desk) -> None:
@@ -225,8 +225,8 @@ def test_busy_time_is_said_once(desk: Desk) -> None:
     desk.clock.go(3)
     desk.book.finish(held)
     desk.clock.go(1.5)
-    (word,) = desk.book.words()
-    desk.book.said(word, heard=True)
+    (word,) = desk.book.pending_activity_reports()
+    desk.book.activity_reported(word, heard=True)
     assert word.busy_ns == 3 * NS_PER_S
     assert held.holder.busy_time.unsaid_ns(desk.clock.now_ns()) == 0
 
@@ -253,7 +253,7 @@ def test_silence_to_the_end_is_the_end(desk: Desk) -> None:
             break
         desk.clock.ns = max(desk.clock.ns, wake_ns)
         desk.settle(RenewalUnknown())
-        desk.book.words()
+        desk.book.pending_activity_reports()
     assert held.over
     assert desk.whats == ["jeopardy", "warning", "ended"]
     assert held.holder.end is not None
@@ -395,7 +395,7 @@ def test_attaching_within_one_program_fences_its_older_object(desk: Desk) -> Non
 def test_after_missed_news_the_state_is_read_again(desk: Desk) -> None:
     """What is not among the living is looked at by itself, and its end is learnt with its reason."""
     kept, lost, unknown = (desk.open(ALWAYS, id=name) for name in ("l-1", "l-2", "l-3"))
-    assert desk.book.heard(ServerEvent("lagged", '{"what": "lagged"}'))
+    assert desk.book.on_event(ServerEvent("lagged", '{"what": "lagged"}'))
     asked = desk.run(
         background_requests.catch_up(desk.core, desk.book),
         reply([noticed(20.0, id="l-1")]),
@@ -451,7 +451,7 @@ def test_an_older_list_does_not_bring_back_a_notice_that_was_taken_back(desk: De
 
 @pytest.mark.parametrize("data", ["", "{", "[]", '{"lease": 1}', '{"what": 1}'])
 def test_news_that_cannot_be_read_are_read_again_elsewhere(desk: Desk, data: str) -> None:
-    assert desk.book.heard(ServerEvent("notice", data))
+    assert desk.book.on_event(ServerEvent("notice", data))
 
 
 # ---- letting go
@@ -460,7 +460,7 @@ def test_news_that_cannot_be_read_are_read_again_elsewhere(desk: Desk, data: str
 def test_what_is_let_go_is_over_before_anything_is_sent(desk: Desk) -> None:
     """Nothing of this holder can then be caught on hardware that is somebody else's."""
     held = desk.open(ALWAYS)
-    desk.book.let_go(held)
+    desk.book.begin_release(held)
     assert (held.over, held.confirmed, desk.book.live) == (True, False, [])
     assert desk.whats == ["ended"]
     desk.clock.go(70)
@@ -491,8 +491,8 @@ def test_a_dropped_lease_is_given_back_with_its_busy_time(desk: Desk) -> None:
     desk.book.begin(held)
     desk.clock.go(2)
     desk.book.dropped.append(held)
-    (owed,) = desk.book.to_give_back()
-    asked = desk.run(background_requests.give_back(desk.core, desk.book, owed), SILENCE, reply(view("ending")))
+    (owed,) = desk.book.due_releases()
+    asked = desk.run(background_requests.retry_release(desk.core, desk.book, owed), SILENCE, reply(view("ending")))
     assert asked == ["POST /v1/leases/l-1/release"] * 2
     assert not desk.book.owed
     assert desk.script.calls[0].body == b'{"request_id":"r-release","busy":2.0}'
@@ -504,7 +504,7 @@ def test_background_work_never_raises_for_what_a_network_does(desk: Desk) -> Non
     batch = desk.book.collect()
     for program in (
         background_requests.renew(desk.core, desk.book, batch),
-        background_requests.give_back(desk.core, desk.book, held.owed),
+        background_requests.retry_release(desk.core, desk.book, held.owed),
         background_requests.catch_up(desk.core, desk.book),
         background_requests.renew(desk.core, desk.book, RenewalBatch(())),
     ):
@@ -528,7 +528,7 @@ def test_what_was_given_up_before_anything_was_sent_is_forgotten_at_once(desk: D
     owed = Owed(RequestId("r-1"))
     owed.left = True
     desk.book.owed.add(owed)
-    assert desk.book.to_give_back() == []
+    assert desk.book.due_releases() == []
     assert desk.book.owed == set()
     desk.run(desk.core.give_back(owed))
     assert (owed.done, desk.script.asked) == (True, [])
@@ -537,7 +537,7 @@ def test_what_was_given_up_before_anything_was_sent_is_forgotten_at_once(desk: D
 def test_what_is_said_of_a_budget_reaches_the_program(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """As a line of the logger; no lease is concerned by it, and nothing is read again."""
     with caplog.at_level(logging.WARNING, "sublet.client"):
-        assert not desk.book.heard(ServerEvent("budget", '{"what": "budget", "reason": "80 % of it are used"}'))
+        assert not desk.book.on_event(ServerEvent("budget", '{"what": "budget", "reason": "80 % of it are used"}'))
     assert caplog.messages == ["80 % of it are used"]
 
 
@@ -546,10 +546,10 @@ def test_an_attach_that_was_given_up_is_looked_for_once_it_can_have_arrived(desk
     owed = Owed(RequestId("r-1"))
     owed.lease, owed.attaching, owed.left = LeaseId("l-1"), "me", True
     desk.book.owed.add(owed)
-    assert desk.book.to_give_back() == []
+    assert desk.book.due_releases() == []
     assert desk.book.next_return_ns() == desk.clock.now_ns() + RETURN_AGAIN_NS
     desk.clock.go(RETURN_AGAIN_NS / NS_PER_S)
-    assert desk.book.to_give_back() == [owed]
+    assert desk.book.due_releases() == [owed]
 
 
 def test_a_busy_lease_whose_renewal_said_so_says_nothing_more(desk: Desk) -> None:
@@ -558,10 +558,10 @@ def test_a_busy_lease_whose_renewal_said_so_says_nothing_more(desk: Desk) -> Non
     desk.book.begin(held)
     desk.clock.go(75)
     desk.settle(RenewalGranted(granted_ns=100 * NS_PER_S))
-    assert desk.book.words() == []
+    assert desk.book.pending_activity_reports() == []
     desk.book.finish(held)
     desk.clock.go(50)
-    assert [word.active for word in desk.book.words()] == [False]
+    assert [word.active for word in desk.book.pending_activity_reports()] == [False]
 
 
 def test_what_the_office_could_not_take_back_just_now_is_given_back_again(desk: Desk) -> None:
@@ -572,15 +572,15 @@ def test_what_the_office_could_not_take_back_just_now_is_given_back_again(desk: 
             held = desk.open(ALWAYS, id=f"l-{count}-{n}")
             desk.book.dropped.append(held)
             owed.append(held.owed)
-        assert set(desk.book.to_give_back()) == set(owed)
+        assert set(desk.book.due_releases()) == set(owed)
         for program in background_requests.give_back_what_is_owed(desk.core, desk.book, owed):
             desk.run(program, reply(ErrorBody(error=TRY_LATER), 429))
         assert desk.book.owed == set(owed)
         assert [one.tries for one in owed] == [1] * count
         desk.clock.go(RETURN_AGAIN_NS / NS_PER_S)
-        assert set(desk.book.to_give_back()) == set(owed)
+        assert set(desk.book.due_releases()) == set(owed)
         for one in owed:
-            desk.book.given_back(one)
+            desk.book.release_done(one)
 
 
 def test_a_list_that_was_asked_for_before_a_notice_came_does_not_take_it_back(desk: Desk) -> None:

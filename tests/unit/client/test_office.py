@@ -91,9 +91,9 @@ def test_an_office_that_dies_as_it_is_asked_is_started_again(
         monkeypatch.setattr(made._transport, "exchange", exchange if is_blocking else awaited)
         try:
             if is_blocking:
-                made._greet()
+                made._check_office()
             else:
-                await made._greet()
+                await made._check_office()
         finally:
             closing = made.close()
             if closing is not None:

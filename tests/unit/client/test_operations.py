@@ -452,7 +452,7 @@ def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_e
 def test_an_id_that_is_none_is_not_sent(script: Script, lease: str) -> None:
     """It would become part of a path."""
     with pytest.raises(NotFound):
-        script.run(OfficeOperations(script.clock).look(LeaseId(lease)))
+        script.run(OfficeOperations(script.clock).get_lease(LeaseId(lease)))
     assert script.calls == []
 
 

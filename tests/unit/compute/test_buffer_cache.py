@@ -17,7 +17,7 @@ from sublet.wire.sealed_memory import write_shared
 class Blind(Pages):
     """A kernel that tells nothing."""
 
-    def look(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
+    def written_since(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
         return 0, None
 
 

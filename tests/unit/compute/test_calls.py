@@ -37,14 +37,14 @@ class Pretended:
 
     def _run(self) -> None:
         while True:
-            for happening in self.line.hear(0.2):
+            for happening in self.line.receive(0.2):
                 match happening:
                     case Called(call, body, fds):
                         if fds:
                             self.board = Board.opened(fds[0])
                         self.calls.append(call)
                         self.answers.wait()
-                        self.line.say(lambda link, call=call, body=body: link.reply(call, body))  # type: ignore[misc]
+                        self.line.send(lambda link, call=call, body=body: link.reply(call, body))  # type: ignore[misc]
                     case Event(_, body, _):
                         self.cancelled.append(unpack(body).subject)
                     case Over():
@@ -106,11 +106,11 @@ def test_who_looks_takes_in_what_came_and_never_waits(both: tuple[Exchange, Pret
     pretended.answers.clear()
     pending = PendingCall()
     exchange.send(pending, lambda: body("one"))
-    assert not exchange.look(pending)
+    assert not exchange.poll(pending)
     pretended.answers.set()
-    until(lambda: exchange.look(pending))
+    until(lambda: exchange.poll(pending))
     assert said(pending) == "one"
-    assert exchange.look(pending), "and once more"
+    assert exchange.poll(pending), "and once more"
 
 
 def test_who_waits_listens(both: tuple[Exchange, Pretended]) -> None:
@@ -266,7 +266,7 @@ def test_the_answer_of_a_cells_call_tells_whether_the_cell_began(
     call = CellCall(exchange, PendingCall())
     assert not call.has_failed()
     exchange.send(call.pending, lambda: OutgoingMessage(pack(WorkerMessage.ENDED, flags=flags, inline=(b"{}",))))
-    until(lambda: exchange.look(call.pending))
+    until(lambda: exchange.poll(call.pending))
     assert call.may_have_begun() is may_have_begun
     assert call.has_failed() is not may_have_begun
 
@@ -286,6 +286,6 @@ def test_of_a_lost_call_the_board_tells_whether_the_cell_may_have_begun(
     if is_executing:
         pretended.board.begin(call.pending.call, 1)
     pretended.line.hang_up()
-    until(lambda: exchange.look(call.pending))
+    until(lambda: exchange.poll(call.pending))
     assert call.may_have_begun() is is_executing
     assert not call.has_failed(), "nobody answered"

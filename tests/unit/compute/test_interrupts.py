@@ -67,15 +67,15 @@ class Two:
         found: list[Any] = []
         end_s = time.monotonic() + PATIENCE_S
         while len(found) < 2 and time.monotonic() < end_s:
-            found += [one for one in self.theirs.hear(0.1) if isinstance(one, kind)]
+            found += [one for one in self.theirs.receive(0.1) if isinstance(one, kind)]
         return found
 
     def answer(self, number: int) -> None:
         said = OutgoingMessage(pack(WorkerMessage.FAULT, inline=(json.dumps(number).encode(),)))
-        self.theirs.say(lambda link: link.reply(self.calls[number], said.body))
+        self.theirs.send(lambda link: link.reply(self.calls[number], said.body))
 
     def begin(self, come: Callable[[], object], armed: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-        plain = self.ours.hear
+        plain = self.ours.receive
 
         def hear(timeout_s: float | None) -> Any:
             if threading.current_thread() is threading.main_thread() and self.thread.ident is None:
@@ -85,7 +85,7 @@ class Two:
                 armed()
             return plain(timeout_s)
 
-        monkeypatch.setattr(self.ours, "hear", hear)
+        monkeypatch.setattr(self.ours, "receive", hear)
 
     def close(self) -> None:
         self.theirs.hang_up()
@@ -168,7 +168,7 @@ def test_who_follows_and_is_interrupted_does_not_take_the_turn_along() -> None:
         assert signal is not None
         two.thread.start()
         until(lambda: len(two.exchange._followers) == 2)
-        two.exchange._leave(two.first, object())  # by a Ctrl-C
+        two.exchange._stop_waiting(two.first, object())  # by a Ctrl-C
         two.exchange._pass_on("somebody")
         two.answer(1)
         two.thread.join(PATIENCE_S)
@@ -184,21 +184,21 @@ def test_a_call_whose_sending_was_interrupted_does_not_run_for_nobody(
 ) -> None:
     ours, theirs = pair()
     exchange = Exchange(ours, lambda: None)
-    plain = ours.say
+    plain = ours.send
 
     def say(*args: Any) -> Any:
-        monkeypatch.setattr(ours, "say", plain)
+        monkeypatch.setattr(ours, "send", plain)
         if when == "when it is said":
             plain(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ours, "say", say)
+    monkeypatch.setattr(ours, "send", say)
     pending = PendingCall()
     with pytest.raises(KeyboardInterrupt):
         exchange.send(pending, lambda: OutgoingMessage(pack(WorkerMessage.FAULT)))
     heard: list[Any] = []
     while when == "when it is said" and len(heard) < 2:
-        heard += theirs.hear(1.0)
+        heard += theirs.receive(1.0)
     if heard:
         assert isinstance(heard[0], Called)
         assert isinstance(heard[1], Event)
@@ -218,10 +218,10 @@ def test_a_caller_that_is_interrupted_as_its_call_is_sent_leaves_none_running(
     to leave. The number of one that was not sent is the next call's, which is not cancelled for it."""
     ours, theirs = pair()
     exchange = Exchange(ours, lambda: None)
-    plain = ours.say
+    plain = ours.send
 
     def say(*args: Any) -> Any:
-        monkeypatch.setattr(ours, "say", plain)
+        monkeypatch.setattr(ours, "send", plain)
         if when == "when it is said":
             plain(*args)
         raise KeyboardInterrupt
@@ -231,7 +231,7 @@ def test_a_caller_that_is_interrupted_as_its_call_is_sent_leaves_none_running(
         raise KeyboardInterrupt
 
     if when != "when it was said":
-        monkeypatch.setattr(ours, "say", say)
+        monkeypatch.setattr(ours, "send", say)
     worker: Any = SimpleNamespace(exchange=exchange, send=send, housekeeper=SimpleNamespace(wake=lambda: None))
     with pytest.raises(KeyboardInterrupt):
         posting._run_once(None, worker, None, Options())  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ def test_a_caller_that_is_interrupted_as_its_call_is_sent_leaves_none_running(
     heard: list[Any] = []
     calls = 1 if when == "before it is said" else 2
     while [type(one) for one in heard].count(Called) < calls:
-        heard += theirs.hear(1.0)
+        heard += theirs.receive(1.0)
     if calls == 1:
         assert [type(one) for one in heard] == [Called]
     else:

@@ -105,10 +105,10 @@ def test_what_is_kept_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.Monkey
         assert len(later) == 1, "one timer for all of them"
         now_s[0] += buffer_cache.KEPT_FOR_S
         memory.give_back([memory.holding(content(7))])  # used again, and free from now on
-        memory._look()
+        memory._on_timer()
         assert memory.kept_bytes == SIZE
         now_s[0] += buffer_cache.KEPT_FOR_S
-        memory._look()
+        memory._on_timer()
         assert (memory.kept_bytes, len(later)) == (0, 2)
         gc.collect()
 
@@ -129,7 +129,7 @@ def test_the_function_of_a_job_takes_its_large_arrays_along_in_such_memory(monke
         for is_unused in (False, True):
             _call_it_once(is_unused=is_unused)
             assert memory.kept_bytes == (SIZE if is_unused else 0)
-        memory.let_go()
+        memory.trim()
         gc.collect()
 
 

@@ -109,7 +109,7 @@ class Sent:
         self.buffer, fd = ResultBuffer.create()
         os.close(fd)
         self.buffer.begin(EXECUTING)
-        self.buffer.go_on_from(first)
+        self.buffer.restart_at(first)
         for one in pickles:
             assert self.buffer.put(pickle.dumps(one, 5))
         lease = SimpleNamespace(_held=SimpleNamespace(view=SimpleNamespace(tenant="local")), id="L1")

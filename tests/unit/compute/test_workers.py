@@ -60,7 +60,7 @@ class World:
             self.marks += marks
             if self.cpu_ns is not None:
                 self.cpu_ns += cpu_ns
-            self.life.look()
+            self.life.check()
 
 
 @pytest.fixture

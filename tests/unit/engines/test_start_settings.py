@@ -160,7 +160,7 @@ def test_the_format_of_the_log_may_change_at_each_start(tmp_path: Path) -> None:
     assert other == StartSettings(host_gpus=FOUR, log_format=LogFormat.JSON)
     write_settings(tmp_path, other)
     assert agreed(tmp_path, FOUR) == other
-    assert other.words().endswith(" --log-format json")
+    assert other.option_text().endswith(" --log-format json")
 
 
 def test_the_shared_folder_is_one_of_the_settings(tmp_path: Path) -> None:

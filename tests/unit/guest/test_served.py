@@ -318,7 +318,7 @@ def test_frames_of_many_threads_are_whole_and_in_order_where_the_pipe_is_full() 
 
         def say(thread: int) -> None:
             for number in range(100):
-                out.say(encode(K.PIECE, thread, str(number).encode() * 1000))
+                out.write_all(encode(K.PIECE, thread, str(number).encode() * 1000))
 
         threads = [threading.Thread(target=say, args=(number,)) for number in range(4)]
         for thread in threads:

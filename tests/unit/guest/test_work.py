@@ -62,9 +62,9 @@ def holder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedConnection]:
 
 def answer(line: SharedConnection, body: bytes) -> str:
     """What the holder is told of a call."""
-    line.say(lambda link: link.call(body))
+    line.send(lambda link: link.call(body))
     while True:
-        for happening in line.hear(PATIENCE_S):
+        for happening in line.receive(PATIENCE_S):
             match happening:
                 case Replied():
                     said = unpack(happening.body)
@@ -79,7 +79,7 @@ def test_what_cannot_be_taken_in_is_answered(holder: SharedConnection, monkeypat
     def none_left(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(CallRunner, "take_in", none_left)
+    monkeypatch.setattr(CallRunner, "store_buffers", none_left)
     assert "Too many open files" in answer(holder, pack(HolderMessage.RUN, subject=1, flags=Flag.NONE))
 
 

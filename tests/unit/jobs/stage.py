@@ -161,7 +161,7 @@ class FakePool:
             lease.begin()
             self._on_lease(needs, lease)
 
-    def gone(self, needs: Needs, lease: Any) -> None:
+    def remove(self, needs: Needs, lease: Any) -> None:
         self.held[needs] = [lease for lease in self.held[needs] if not lease.is_over]
 
     def give_back(self, leases: Sequence[tuple[Needs, Any]]) -> None:

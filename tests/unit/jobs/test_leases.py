@@ -31,8 +31,8 @@ def test_the_book_keeps_what_is_of_use_and_refuses_the_rest() -> None:
     assert book.granted(ONE, "a")
     assert book.granted(ONE, "b")
     assert not book.granted(ONE, "c")
-    book.gone(ONE, "a")
-    book.gone(ONE, "a")
+    book.remove(ONE, "a")
+    book.remove(ONE, "a")
     assert book.missing(ONE) == 1
     assert book.close() == ["b"]
     assert not book.granted(ONE, "late")

@@ -873,7 +873,7 @@ def batches_of(chunks: int, each_ns: int) -> list[int]:
     """How many chunks each batch of a job has, on two leases, once it is known how long one takes."""
     pace, found = running._Pace(), list[int]()
     for _ in range(10):
-        pace.took(each_ns)
+        pace.adapt(each_ns)
     while chunks:
         found.append(min(chunks, pace.batch(chunks, 2)))
         chunks -= found[-1]

@@ -144,8 +144,8 @@ def test_metrics_count_what_happened_in_the_text_format(tmp_path: Path) -> None:
         ("returned", 9),
         ("cancelled", 5),
     ):
-        metrics.heard(JobEvent(0, what, count))
-    metrics.took(3_000_000, 2)
+        metrics.on_event(JobEvent(0, what, count))
+    metrics.add_duration(3_000_000, 2)
     text = metrics.prometheus('a "job"', 10)
     path = tmp_path / "job.prom"
     write_metrics(str(path), text)
@@ -227,9 +227,9 @@ def test_the_same_command_in_the_same_folder_has_the_same_name() -> None:
 
 def test_a_burst_goes_on_where_its_metrics_cannot_be_written(tmp_path: Path) -> None:
     watch = burst._Watch(LiveLine(), 3, 2, "pi", str(tmp_path / "gone" / "pi.prom"))
-    watch.heard(JobEvent(10**12, "done", 3))
+    watch.on_event(JobEvent(10**12, "done", 3))
     assert "No such file" in str(watch.unwritten)
     (tmp_path / "gone").mkdir()
-    watch.heard(JobEvent(2 * 10**12, "done", 3))
+    watch.on_event(JobEvent(2 * 10**12, "done", 3))
     assert str(watch.unwritten) == "None"
     assert 'sublet_chunks_done{job="pi"} 6' in (tmp_path / "gone" / "pi.prom").read_text()

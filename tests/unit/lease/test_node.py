@@ -91,10 +91,12 @@ class Paper:
     def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int) -> None:
         self.asked.append(("warn", lease, epoch.n, deadline_ns))
 
-    def spare(self, lease: LeaseId, epoch: Epoch) -> None:
+    def cancel_warning(self, lease: LeaseId, epoch: Epoch) -> None:
         self.asked.append(("spare", lease, epoch.n))
 
-    def tell(self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int) -> None:
+    def announce_end(
+        self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int
+    ) -> None:
         self.asked.append(("tell", lease, epoch.n, reason, kill_at_ns))
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> int | None:
@@ -106,10 +108,10 @@ class Paper:
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
         return (resource, lease) in self.there
 
-    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
+    def why_alive(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
         return ""
 
-    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
+    def verify(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
         self.asked.append(("look", resource, lease, epoch.n, now_ns))
         return self.verdicts.pop(0) if self.verdicts else Clean()
 

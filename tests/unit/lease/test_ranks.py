@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.guest.ranks import rank_environment, said_of, shared_environment
+from sublet.guest.ranks import describe_exit, rank_environment, shared_environment
 from sublet.lease.ranks import TABLE, Do, RankExit, Ranks, RanksPhase, RankState
 
 STATUSES = st.sampled_from([0, 1, 7, 76, 130, 137, 143])
@@ -18,7 +18,7 @@ def test_all_end_with_the_status_of_the_first_that_did_not_do_well(count: int, d
     ranks, seen = Ranks(count), list[int]()
     while ranks.running:
         if data.draw(st.booleans()):
-            ranks.told()
+            ranks.mark_stopping()
         rank, status = data.draw(st.sampled_from(ranks.running)), data.draw(STATUSES)
         phase = ranks.phase
         does = ranks.exited(rank, status)
@@ -59,11 +59,11 @@ def test_one_that_failed_is_named_and_those_that_were_told_to_leave_are_not(
     ranks = Ranks(count)
     for rank, status in exits:
         if rank == TOLD:
-            ranks.told()
+            ranks.mark_stopping()
         else:
             ranks.exited(rank, status)
     assert ranks.states == [RankState(state) for state in states.split()]
-    assert ranks.sentence(said_of(ranks.status)) == said
+    assert ranks.sentence(describe_exit(ranks.status)) == said
 
 
 def test_each_finds_what_torchrun_would_give_it_whatever_the_holder_had() -> None:

@@ -620,7 +620,7 @@ def test_a_read_waits_until_what_it_would_say_is_held() -> None:
             b.agent.faults.turn_on(FaultName.LOST_REPORTS)
             future = b.driver.submit(acquire("l1"))
             await turns()
-            read = asyncio.ensure_future(b.driver.settled(LeaseId("l1")))
+            read = asyncio.ensure_future(b.driver.wait_confirmed(LeaseId("l1")))
             await turns()
             assert not read.done()
             b.agent.faults.turn_off(FaultName.LOST_REPORTS)
@@ -655,7 +655,7 @@ def test_a_caller_who_went_away_leaves_no_trace() -> None:
             future = b.driver.submit(acquire("l1"))
             await turns()
             future.cancel()
-            await b.driver.settled(LeaseId("l1"))
+            await b.driver.wait_confirmed(LeaseId("l1"))
             b.agent.faults.turn_off(FaultName.LOST_REPORTS)
             await b.pass_time("2s")
             assert b.driver.ledger.state.leases[LeaseId("l1")].status is LeaseStatus.ACTIVE

@@ -25,11 +25,11 @@ class Recorded(Replay):
         self.held: list[tuple[TenantId, int, int, int]] = []
         super().__init__(sessions, hardware, rules=rules)
 
-    def _heard(self, event: ev.Event) -> None:
+    def _on_event(self, event: ev.Event) -> None:
         if isinstance(event, ev.Ending):
             since_ns, millis = self._granted[event.lease]
             self.held.append((self._by_lease[event.lease].tenant, millis, since_ns, self._now_ns))
-        super()._heard(event)
+        super()._on_event(event)
 
 
 def jain(shares: Sequence[float]) -> float:

@@ -65,8 +65,8 @@ class Recorded(Replay):
         self.decisions = 0
         super().__init__(sessions, hardware, rules=rules)
 
-    def _tell(self, command: cmd.Command) -> Outcome:
-        outcome = super()._tell(command)
+    def _handle(self, command: cmd.Command) -> Outcome:
+        outcome = super()._handle(command)
         if outcome.events or outcome.orders:
             answer: Any = outcome.answer
             told = (answer.position, answer.estimate_ns, answer.reason) if isinstance(answer, Place) else str(answer)

@@ -22,7 +22,7 @@ from sublet.studio.page import (
     sign_in_page,
     tag,
     token_page,
-    trouble,
+    unavailable_part,
 )
 from sublet.studio.people import Person, Token, TokenScope
 from sublet.values import GIB
@@ -126,7 +126,7 @@ def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
         sign_in_page(error),
         join_page(error),
         joined_page(person, EVIL),
-        trouble(error),
+        unavailable_part(error),
     )
     for page in pages:
         found = Elements(page)

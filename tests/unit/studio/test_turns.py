@@ -229,7 +229,7 @@ def test_an_office_that_is_not_there_is_not_silent(why: Callable[[], Exception],
         raise error
 
     watch = OfficeWatch(probe)
-    watch.doubt()
+    watch.start_probing()
     assert looked.wait(PATIENCE_S)
     if not is_silent:
         watch.check()

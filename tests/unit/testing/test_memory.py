@@ -339,7 +339,7 @@ def test_an_end_that_nobody_answers_is_not_said_for_ever() -> None:
 def test_repeated_reports_grow_apart() -> None:
     """One second, two, four, up to a minute."""
     repeats: Repeats[str] = Repeats()
-    repeats.say("x", EndedHere(node=NodeId("n"), lease=A, epoch=Epoch(1, 1), reason=EndReason.EXPIRED), 0)
+    repeats.repeat("x", EndedHere(node=NodeId("n"), lease=A, epoch=Epoch(1, 1), reason=EndReason.EXPIRED), 0)
     said = [second for second in range(300) if list(repeats.due(second * NS_PER_S))]
     assert said == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
     repeats.stop("x")

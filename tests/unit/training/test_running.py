@@ -38,13 +38,13 @@ def attendance(*, parking_is_over: bool) -> _Attendance:
 def test_what_left_its_parking_lease_is_heard_out_and_run_again() -> None:
     """It saved when that lease ended, so there is an end to be heard, and another lease to be asked for."""
     found = attendance(parking_is_over=True)
-    found._go_on(contextlib.ExitStack())
+    found._resume(contextlib.ExitStack())
     assert found._end is None
 
 
 def test_what_is_parked_still_is_told_as_it_is() -> None:
     with pytest.raises(CapacityExceeded):
-        attendance(parking_is_over=False)._go_on(contextlib.ExitStack())
+        attendance(parking_is_over=False)._resume(contextlib.ExitStack())
 
 
 def test_every_lease_of_a_training_is_asked_for_on_its_terms() -> None:
@@ -61,7 +61,7 @@ def test_every_lease_of_a_training_is_asked_for_on_its_terms() -> None:
     onlooker: Any = SimpleNamespace(news=lambda _: None, waits=lambda _: None)
     training = TrainingRun(SimpleNamespace(gpu=gpu), plan, onlooker)  # type: ignore[arg-type]
     parked = _Attendance(training, training._acquire(), SimpleNamespace())  # type: ignore[arg-type]
-    parked._go_on(contextlib.ExitStack())
+    parked._resume(contextlib.ExitStack())
     first, second = asked
     assert {"ttl": 60, "tier": "spot", "pay_priority": True, "wait": 9}.items() <= first.items()
     assert second == {**training.terms, "resume": second["resume"]}

@@ -455,7 +455,7 @@ def test_parts_of_all_kinds_are_put_back_where_they_are() -> None:
 def test_what_is_told_is_taken_out_of_what_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     """However it is cut into pieces; and what only looks like it is left in."""
     teller = ProgressWriter({"SUBLET_TRAIN": "1"})
-    teller.tell(Account(steps=3), loss=0.5, began=True)
+    teller.write(Account(steps=3), loss=0.5, began=True)
     line = capfd.readouterr().err.encode()
     assert line.startswith(SEPARATOR)
     said = b"a\x1e not ours\nb" + line + b"c\n" + line

@@ -25,7 +25,7 @@ def fill(to: PeerLimits[int], users: list[int], *, spoke: bool) -> None:
     for key, user in enumerate(users):
         assert isinstance(to.admit(key, user), Admitted)
         if spoke:
-            to.spoke(key)
+            to.handshake_done(key)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_who_is_admitted(there: list[int], spoke: bool, user: int, answer: Admit
 def test_a_connection_that_has_spoken_is_never_closed_for_another() -> None:
     tested = limits()
     fill(tested, [ANA, ANA, ANA], spoke=False)
-    tested.spoke(0)
+    tested.handshake_done(0)
     assert tested.admit(3, ANA) == Admitted(1)
-    tested.spoke(2)
-    tested.spoke(3)
+    tested.handshake_done(2)
+    tested.handshake_done(3)
     assert isinstance(tested.admit(4, ANA), PeerRefused)
 
 
@@ -84,10 +84,10 @@ def test_counts_stay_within_limits_and_a_speaker_stays(acts: list[tuple[str, int
                     del there[found.closed]
                 there[key] = user
         elif act == "spoke":
-            tested.spoke(some)
+            tested.handshake_done(some)
             spoken.add(some)
         else:
-            tested.left(some)
+            tested.disconnected(some)
             there.pop(some, None)
         counts = Counter(there.values())
         assert len(tested) == len(there) <= 8

@@ -57,13 +57,13 @@ def test_after_they_were_sent_it_goes_on_from_the_next_item(both: tuple[ResultBu
         worker.put(data)
     assert (len(worker), worker.first) == (3, 0)
     assert holder.read(CALL) == (0, [b"a", b"", b"ccc"])
-    worker.go_on_from(3)
+    worker.restart_at(3)
     worker.put(b"dd")
     assert holder.read(CALL) == (3, [b"dd"])
     assert (len(worker), worker.first) == (1, 3)
 
 
-@pytest.mark.parametrize("then", ["begin", "go_on_from"])
+@pytest.mark.parametrize("then", ["begin", "restart_at"])
 def test_a_worker_that_goes_on_while_it_is_read_gives_no_result_a_wrong_place(
     both: tuple[ResultBuffer, ResultBuffer], monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_whole_results(both: tuple
                     done[:8] = number.to_bytes(8, "little")
                     if not worker.put(pickle.dumps((number, "x" * (number % 97)))):
                         done[8:] = number.to_bytes(8, "little")
-                        worker.go_on_from(number)
+                        worker.restart_at(number)
                         continue
                     number += 1
             _wait_for_work(done, chance.randrange(1, 3000))

@@ -100,13 +100,13 @@ def test_a_board_is_one_page_for_both() -> None:
 def test_on_the_board_a_holder_withholds_what_is_not_begun() -> None:
     """Nothing is withheld from a worker that does not look there: of it nobody knows what it begins."""
     ours, fd = Board.create()
-    assert not ours.withhold(7)
+    assert not ours.stop_further_items(7)
     theirs = Board.opened(fd)
     os.close(fd)
     theirs.begin(7, 123)
     theirs.words[BEGUN] = 3
-    assert ours.withhold(8)
-    assert ours.withhold(7)
+    assert ours.stop_further_items(8)
+    assert ours.stop_further_items(7)
     assert theirs.words[WITHHELD] == 8
     assert (ours.begun(6), ours.begun(7), ours.begun(8)) == (None, 3, 0)
     theirs.finish()

@@ -127,7 +127,7 @@ class Commands:
         self.shares[guest["lease"]] = 0.0
         self._counting_pid = guest["pid"]
 
-    def it_went_on(self) -> int:
+    def lines_after_restart(self) -> int:
         """After the office came back: the lines of its output."""
         report, guest = self._report, self._guest()
         report.check(

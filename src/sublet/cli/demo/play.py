@@ -240,7 +240,7 @@ class _Sharing:
             but=f"{before} before and {after} after",
         )
         report.result(f"Restarted, it had the same leases, deadlines and queue after {took:.1f} s; no lease ended.")
-        lines = self._commands.it_went_on()
+        lines = self._commands.lines_after_restart()
         report.result(f"The command ran on meanwhile; its output ({plural(lines, 'line')}) is complete.")
         for lease in self._anas:
             lease.renew()

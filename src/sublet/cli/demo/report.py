@@ -113,7 +113,7 @@ class Report:
         if self._line is None:
             print(typeable(text), flush=True)
         else:
-            self._line.say(typeable(text))
+            self._line.print_above(typeable(text))
 
 
 def first_command() -> str:

@@ -66,7 +66,7 @@ class LiveScreen:
             self._enter(undo)
             while True:
                 self._draw()
-                for name in self._heard():
+                for name in self._read_keys():
                     if name == "quit":
                         return DONE
                     if name == "interrupt":
@@ -85,11 +85,11 @@ class LiveScreen:
 
     def _enter(self, undo: contextlib.ExitStack) -> None:
         undo.enter_context(Terminal(self._in))
-        undo.callback(self._leave)
+        undo.callback(self._restore_terminal)
         self._write(ENTER)
         self._shown = None
 
-    def _leave(self) -> None:
+    def _restore_terminal(self) -> None:
         with contextlib.suppress(OSError):
             self._write(LEAVE)
 
@@ -110,7 +110,7 @@ class LiveScreen:
         self._look = self._made.look
         return self._made
 
-    def _heard(self) -> list[str]:
+    def _read_keys(self) -> list[str]:
         poll = select.poll()
         poll.register(self._in, select.POLLIN)
         poll.register(self._wakes, select.POLLIN)

@@ -50,7 +50,7 @@ def remaining(lease: Json, elapsed_s: float) -> float | None:
     return None if lease["remaining"] is None else max(0.0, float(lease["remaining"]) - elapsed_s)
 
 
-def heard(known: OfficeSnapshot, what: str, news: Json, now_s: float) -> OfficeSnapshot:
+def apply_news(known: OfficeSnapshot, what: str, news: Json, now_s: float) -> OfficeSnapshot:
     """The same, after one of the office's news. News of kinds we do not know change nothing."""
     lease: Json | None = news.get("lease")
     if lease is None:

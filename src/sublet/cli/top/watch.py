@@ -16,7 +16,7 @@ from typing import Final
 
 from sublet.background import start_thread
 from sublet.cli.top.reading import OfficeReader
-from sublet.cli.top.snapshot import OfficeSnapshot, heard, merged
+from sublet.cli.top.snapshot import OfficeSnapshot, apply_news, merged
 from sublet.client.http1 import ProtocolError
 from sublet.client.sse import EventReader
 from sublet.client.transport import Flight
@@ -64,9 +64,9 @@ class SnapshotWatch:
             try:
                 self._turn(time.monotonic())
             except Exception as error:  # noqa: BLE001 - a view that looks live and is not would be worse than any error
-                self._hang_up()
+                self._close_stream()
                 self._lost(SubletError(f"{type(error).__name__}: {error}"), time.monotonic())
-        self._hang_up()
+        self._close_stream()
         self._reader.close()
 
     def _turn(self, now_s: float) -> None:
@@ -86,9 +86,9 @@ class SnapshotWatch:
             poll.register(self._news.fileno(), select.POLLIN)
         ready = dict(poll.poll(max(0.0, until_s - time.monotonic()) * 1000))
         if self._news is not None and self._news.fileno() in ready:
-            self._hear()
+            self._read_events()
         elif self._news is not None and time.monotonic() > self._heard_s + SILENCE_S:
-            self._hang_up()
+            self._close_stream()
 
     # ---- reading ----
 
@@ -125,7 +125,7 @@ class SnapshotWatch:
             return  # the reading that fails as well says so
         self._events = EventReader()
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         assert self._news is not None
         try:
             events = self._events.feed(self._news.read())
@@ -139,7 +139,7 @@ class SnapshotWatch:
         known = self.known
         for event in events:
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a newer office
-                known = heard(known, event.event, json.loads(event.data), now_s)
+                known = apply_news(known, event.event, json.loads(event.data), now_s)
             if event.event != "place":
                 self._read_at_s = min(self._read_at_s, max(now_s, self._soonest_s))
         if known is not self.known:
@@ -149,11 +149,11 @@ class SnapshotWatch:
         """It ends with the office, or the office has enough of them: a reading tells which."""
         if self._news is not None and self._news.complete:
             self._news = None  # its connection is the transport's again
-        self._hang_up()
+        self._close_stream()
         self._listen_at_s = time.monotonic() + LISTEN_AGAIN_S
         self._read_at_s = min(self._read_at_s, max(time.monotonic(), self._soonest_s))
 
-    def _hang_up(self) -> None:
+    def _close_stream(self) -> None:
         if self._news is not None:
             self._news.close()
             self._news = None

@@ -61,7 +61,7 @@ SETTINGS: Final = {
 _NO_ANSWER: Final = -1
 
 
-def look(uuid: str, library: Library | None = None) -> CardFound:
+def read_settings(uuid: str, library: Library | None = None) -> CardFound:
     """What it is set to. Settings of the card itself, also where it is lent in instances."""
     try:
         return CardFound(settings=json.dumps(_settings(uuid, library)))
@@ -148,7 +148,7 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0, most: int = 0) -> int:
         for address, _ in taken:
             driver("scrub", "cuMemFree", address)
     finally:
-        driver.says_no("cuDevicePrimaryCtxRelease", device)
+        driver.call_or_none("cuDevicePrimaryCtxRelease", device)
     if refused is not None and free - count >= PIECES[-1]:
         raise refused
     if free - count > 2 * AT_REST + spare:
@@ -294,7 +294,7 @@ def answer(arguments: Sequence[str]) -> str:
     """What the program writes, for its arguments."""
     uuid, what, *rest = arguments
     if what == "--look":
-        found = look(uuid)
+        found = read_settings(uuid)
     else:
         os.environ[VISIBLE] = uuid  # a neighbour that is sick, or split, is then none of its business
         given = dict(zip(rest[::2], rest[1::2], strict=True))

@@ -143,7 +143,7 @@ class AgentCore:
         """There is no connection any more: it was given up here."""
         self.is_joined = self.is_told = self._has_grants = self._is_telling = False
         self._joined = None
-        self.watchdog.gone()
+        self.watchdog.disconnected()
 
     def lost(self, error: SubletError | None) -> LinkLoss:
         """The connection is over: the supervisor ended, or hung up with this error."""
@@ -213,7 +213,7 @@ class Watchdog:
         """When the last one was answered, or the first look was taken."""
         self._looked_ns: int | None = None
 
-    def look(self, now_ns: int) -> bool:
+    def is_ping_due(self, now_ns: int) -> bool:
         """Whether a question is to be asked now. To be called every second or so, while there is a supervisor."""
         paused = self._looked_ns is not None and now_ns - self._looked_ns > SILENT_NS // 2
         self._looked_ns = now_ns
@@ -232,7 +232,7 @@ class Watchdog:
         """Its loop runs."""
         self._asked_ns, self._answered_ns = None, now_ns
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """There is no supervisor any more, or another one."""
         self._asked_ns = self._answered_ns = self._looked_ns = None
 

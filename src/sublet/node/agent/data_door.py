@@ -114,30 +114,30 @@ class Door:
         self._listening.close()
 
     async def _accept(self) -> None:
-        await accept_connections("data_door", self._listening, self._greet)
+        await accept_connections("data_door", self._listening, self._start_connection)
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _start_connection(self, sock: socket.socket) -> None:
         task = start_task("data_door_connections", lambda: self._receive(sock))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
-        task.add_done_callback(lambda _: self._limits.left(sock))
+        task.add_done_callback(lambda _: self._limits.disconnected(sock))
         task.add_done_callback(lambda _: sock.close())  # also if it is cancelled before it begins
 
     async def _receive(self, sock: socket.socket) -> None:
         link = Link.accepting()
         try:
             self._admit(sock)
-            hello = await asyncio.wait_for(_hello(sock, link), GREETING_S)
-            self._limits.spoke(sock)
+            hello = await asyncio.wait_for(_handshake(sock, link), GREETING_S)
+            self._limits.handshake_done(sock)
             await self._supervisor.admit(self._front(hello, peer_of(sock)), hello, sock.fileno())
         except SubletError as error:
             link.end(error)
-            await _last_words(sock, link)
+            await _flush(sock, link)
         except (OSError, MemoryError) as error:
             if is_shortage(error):
                 self._shortage.failed(error, "connections are refused until there is more")
                 link.end(CapacityExceeded(f"the office is short of a resource ({error})", do="Try again in a moment."))
-                await _last_words(sock, link)
+                await _flush(sock, link)
             # else the client has gone, or never sent a greeting
         except Exception:  # noqa: BLE001 - a visitor must not be able to close the door for others
             _log.exception("a connection could not be handed over")
@@ -190,7 +190,7 @@ def _profile(tenant: TenantId) -> Profile:
     return Profile.LOCAL if tenant == LOCAL_TENANT else Profile.TENANT
 
 
-async def _hello(sock: socket.socket, link: Link) -> PeerHello:
+async def _handshake(sock: socket.socket, link: Link) -> PeerHello:
     """The greeting. A client waits for the answer before it sends more, so nothing that is for the supervisor can be
     lost here; one that does not wait is turned away."""
     loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ async def _hello(sock: socket.socket, link: Link) -> PeerHello:
                 pass
 
 
-async def _last_words(sock: socket.socket, link: Link) -> None:
+async def _flush(sock: socket.socket, link: Link) -> None:
     for data, _ in link.take_output():
         try:
             await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(sock, data), GREETING_S)

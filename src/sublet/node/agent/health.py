@@ -171,7 +171,7 @@ class CardWatch:
         """With the next ``tick`` that can: a look that is under way began too early."""
         self._is_wanted = True
 
-    def look(self) -> list[CardReading]:
+    def read_cards(self) -> list[CardReading]:
         """Ask the driver of every card, and wait for the answers. Never raises for what a driver does."""
         try:
             if self._nvml is None:
@@ -226,7 +226,7 @@ class CardWatch:
             if health.foreign.blocks and not (by_unnamed and self.sees_processes and health.reading.processes)
         }
 
-    def heard(self, report: Foreign, now_ns: int) -> list[Foreign]:
+    def on_report(self, report: Foreign, now_ns: int) -> list[Foreign]:
         """The supervisor says whether another office lends the device (of whatever kind it is). What follows from it,
         together with what was seen of processes, is for the ledger; one report of a device replaces the other there.
         """
@@ -249,7 +249,7 @@ class CardWatch:
         self._answer = [CardReading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
 
         def ask() -> None:
-            self._answer = self.look()
+            self._answer = self.read_cards()
 
         self._thread = start_thread("card_look", ask, called="cards")
 
@@ -372,14 +372,14 @@ class Cards:
                 await self._task
         self.watch.close()
 
-    def heard(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         """What the supervisor says, on its way to the ledger."""
         if isinstance(report, Parkable) and self._waits(report):
             return
         if not isinstance(report, Foreign):
             self._report(report)
             return
-        for one in self.watch.heard(report, self._now_ns()):
+        for one in self.watch.on_report(report, self._now_ns()):
             self._report(one)
 
     async def turn(self) -> float | None:

@@ -157,7 +157,7 @@ def _write_and_read(cuda: CudaDriver) -> None:
         back = ctypes.create_string_buffer(PIECE)
         cuda("memory", "cuMemcpyDtoH", ctypes.addressof(back), address, PIECE)
     finally:
-        cuda.says_no("cuMemFree", address)
+        cuda.call_or_none("cuMemFree", address)
     if back.raw != bytes([PATTERN]) * PIECE:
         raise GpuError(
             "what was written to its memory was not what was read", call="memory", do="Do not use this card."

@@ -207,7 +207,7 @@ class SupervisedAgent:
 
     def _watch(self, now_ns: int) -> None:
         self._ticked_ns = now_ns
-        if self._core.watchdog.look(now_ns):
+        if self._core.watchdog.is_ping_due(now_ns):
             _ = start_task("supervisor_turns", self._ask_whether_it_turns)
         elif self._core.watchdog.silent_ns(now_ns) and not self._turning.is_failing:
             error = Disconnected(
@@ -347,7 +347,7 @@ class SupervisedAgent:
         self._reading.passed()
         try:
             for happening in happened:
-                self._heard(happening)
+                self._on_event(happening)
             self._send()
         except SubletError as error:  # one message cannot be read; what is still true is said again
             count("supervisor_link", error)
@@ -362,7 +362,7 @@ class SupervisedAgent:
     def _ended(self, error: BaseException) -> None:
         self._die(f"the office stopped: its agent failed ({type(error).__name__}: {error})")
 
-    def _heard(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         match happening:
             case Event():
                 self._core.heard(loads(Reports, happening.body).reports)

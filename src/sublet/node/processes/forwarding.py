@@ -29,7 +29,7 @@ from typing import Final
 from sublet.background import is_shortage
 from sublet.errors import InvalidRequest, SubletError
 from sublet.node.loop import READ, WRITE, Loop, NotRead, Timer
-from sublet.wire.frames import FDS_MAX, HEADER, HEADER_BYTES, broken, close_all
+from sublet.wire.frames import FDS_MAX, HEADER, HEADER_BYTES, close_all, protocol_error
 
 PIECE: Final = 32 * 1024
 """Bytes read at a time. The kernel puts up to 35 KB into one buffer, and takes that as a whole or not at all."""
@@ -94,7 +94,7 @@ class FrameStarts:
                 _, _, count, _, self._left = HEADER.unpack_from(whole, at)
                 if count:
                     if count > len(fds):
-                        raise broken(f"a frame announced {count} descriptors and {len(fds)} came")
+                        raise protocol_error(f"a frame announced {count} descriptors and {len(fds)} came")
                     if at > begin:
                         made.append((whole[begin:at], beside))
                     begin, beside = at, fds[:count]
@@ -147,7 +147,7 @@ class _Side:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds += [fd for (fd,) in _FD.iter_unpack(told[: len(told) // _FD.size * _FD.size])]
         if flags & socket.MSG_CTRUNC:
-            raise broken("descriptors were lost: too many came at once, or too many are open here")
+            raise protocol_error("descriptors were lost: too many came at once, or too many are open here")
         for why in filter(None, map(why_refused, fds)):
             raise InvalidRequest(
                 f"a connection to this command was closed: the descriptor of {why} was sent over it",
@@ -160,7 +160,7 @@ class _Side:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else ()
         try:
             if self.sock.sendmsg([data], beside, _SENDING) != len(data):
-                raise broken("a frame was only partly sent")
+                raise protocol_error("a frame was only partly sent")
         finally:
             close_all(fds)
 
@@ -264,11 +264,11 @@ class Forwarding:
                 if not fds:
                     return True
                 if not side.frames.is_in_header:
-                    raise broken("descriptors came that no frame announced")
+                    raise protocol_error("descriptors came that no frame announced")
                 # The header was cut in two by our own reading: the rest of it is here, or they came without a frame.
         except BlockingIOError:
             if fds:
-                self._refuse(broken("descriptors came without a frame"))
+                self._refuse(protocol_error("descriptors came without a frame"))
         except ConnectionError:
             self.close()
         except SubletError as error:
@@ -286,7 +286,7 @@ class Forwarding:
         except (BrokenPipeError, ConnectionResetError):
             to.is_deaf = True  # its last words are still sent to the other side
         except BlockingIOError:
-            raise broken("the system took no part of a frame") from None
+            raise protocol_error("the system took no part of a frame") from None
 
     def _refuse(self, error: SubletError) -> None:
         self._refused(error)

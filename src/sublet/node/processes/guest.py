@@ -119,7 +119,7 @@ class GuestProcess:
         self.tree.exited(how.cpu_ns, how.peak_bytes)
         if self.reason is None and self.tree.oom_kills():
             self.reason = EndReason.OUT_OF_MEMORY
-        self.tell(GuestNews(guest=self.id, what="exited", exit_code=self.exit_code, reason=self.reason))
+        self.notify(GuestNews(guest=self.id, what="exited", exit_code=self.exit_code, reason=self.reason))
 
     def usage(self) -> GroupUsage:
         """What it used so far; once it is gone, in all."""
@@ -142,7 +142,7 @@ class GuestProcess:
         if self.visits is not None:
             self.visits.end()
 
-    def tell(self, news: GuestNews) -> None:
+    def notify(self, news: GuestNews) -> None:
         """Tell every attached listener."""
         for listener in tuple(self.listeners):
             listener(news)
@@ -150,7 +150,7 @@ class GuestProcess:
     def give_up(self) -> None:
         """It is gone, and its streams are not to be relied on: listeners are told that it is gone, and no more."""
         self.stdio.abandon()
-        self.tell(self.last_news())
+        self.notify(self.last_news())
 
     def last_news(self) -> GuestNews:
         """What there is to say of it in the end."""

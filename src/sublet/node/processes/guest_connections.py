@@ -51,11 +51,11 @@ class GuestConnections:
     def connect(self, visit: Visit, sock: socket.socket) -> socket.socket | None:
         """Give the guest this connection of a holder. Where it is given another one in its place, our end of that."""
         if self._refused is None:
-            self.hand(visit, sock)
+            self.pass_socket(visit, sock)
             return None
         ours, theirs = socket.socketpair()
         try:
-            self.hand(visit, theirs)
+            self.pass_socket(visit, theirs)
         except BaseException:
             ours.close()
             raise
@@ -63,7 +63,7 @@ class GuestConnections:
             theirs.close()
         return ours
 
-    def hand(self, visit: Visit, sock: socket.socket) -> None:
+    def pass_socket(self, visit: Visit, sock: socket.socket) -> None:
         """Give the guest a descriptor of this connection. Raises where it does not take any."""
         if len(self._kept) >= VISITS_MAX:
             raise CapacityExceeded(

@@ -4,7 +4,7 @@ A guest is *gone* when a look has shown that none of its processes is there, and
 own) either. A look follows the end of a process; between looks nothing is assumed. Mostly a look reads only the list
 of the supervisor's own children; where that does not suffice, it reads all processes of the machine.
 
-A mistake of ours with one guest ends that guest (``broken``) and no other: it can no longer be looked after, so it must
+An internal error with one guest ends that guest (``fail_guest``) and no other: it is no longer supervised, so it must
 not run on.
 """
 
@@ -21,7 +21,7 @@ from sublet.errors import LeaseNotActive, NotFound, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.lease_end import EndReason
-from sublet.node.connections import mistake
+from sublet.node.connections import internal_error
 from sublet.node.loop import READ, Loop, log_internal_error
 from sublet.node.priority import Priority
 from sublet.node.processes.guest import GuestProcess, page_of
@@ -121,7 +121,7 @@ class GuestTable:
                 begun(None, refused)
             except Exception as error:  # noqa: BLE001 - the call returned long ago, and its caller must be told
                 log_internal_error(error)
-                begun(None, mistake())
+                begun(None, internal_error())
 
         if not self._launch.make_room(tenancy, profile, spec, room_made, volume):
             self._start(tenancy, profile, spec, begun, volume)
@@ -132,7 +132,7 @@ class GuestTable:
         id_ = GuestId("g-" + os.urandom(5).hex())
         folder = os.path.join(self._logs, id_)
         bound = self._kept.log_bound(tenancy.tenant, (guest.log.bound for guest in self.of(tenancy.tenant)))
-        loop = self._loop.guarded(partial(self.broken, id_))
+        loop = self._loop.guarded(partial(self.fail_guest, id_))
         try:
             prepared = self._launch.prepare(
                 tenancy,
@@ -146,9 +146,9 @@ class GuestTable:
             )
         except OSError as error:
             raise refused_by_machine(error) from error
-        self._launch.fork(prepared, lambda child: self._came(tenancy, profile, id_, prepared, child, begun))
+        self._launch.fork(prepared, lambda child: self._on_forked(tenancy, profile, id_, prepared, child, begun))
 
-    def _came(
+    def _on_forked(
         self,
         tenancy: LeaseRuntime,
         profile: Profile,
@@ -166,11 +166,11 @@ class GuestTable:
             if isinstance(child, Child) and not is_told:
                 child.forget()
             if id_ not in self.by_id:
-                self._never_ran(prepared, begun, mistake())
+                self._never_ran(prepared, begun, internal_error())
                 return
-            self.broken(id_)
+            self.fail_guest(id_)
             if not is_told:
-                begun(None, mistake())
+                begun(None, internal_error())
 
     def _forked(
         self,
@@ -214,7 +214,7 @@ class GuestTable:
         if prepared.volume is not None:
             guest.volumes[prepared.volume.tenancy.lease] = prepared.volume.epoch
         if prepared.stdio.inbox >= 0:
-            refused = None if profile is Profile.LOCAL else lambda error: guest.stdio.say(str(error))
+            refused = None if profile is Profile.LOCAL else lambda error: guest.stdio.write_notice(str(error))
             guest.visits = GuestConnections(prepared.loop, prepared.stdio.inbox, refused)
         tenancy.guests[id_] = self.by_id[id_] = guest
         guest.on_gone = partial(tenancy.guests.pop, id_, None)
@@ -223,7 +223,7 @@ class GuestTable:
         guest.stdio.started()
         self._starting[child.failure] = _Starting(guest, child, begun)
         prepared.loop.watch(child.failure, READ, lambda _: self._began(child.failure))
-        child.go()
+        child.let_run()
 
     def _never_ran(self, prepared: Prepared, begun: Begun, error: SubletError) -> None:
         self._launch.undo(prepared)
@@ -280,7 +280,7 @@ class GuestTable:
             if ended or guest or not found.is_gone:
                 yield found
 
-    def broken(self, id_: GuestId, why: Exception | None = None) -> None:
+    def fail_guest(self, id_: GuestId, why: Exception | None = None) -> None:
         """A mistake of ours, as the log says: this guest cannot be looked after any more, so it is ended."""
         guest = self.by_id.get(id_)
         if guest is None:
@@ -291,16 +291,18 @@ class GuestTable:
             except Exception as error:  # noqa: BLE001 - the listeners are not told, and the rest is done
                 log_internal_error(error)
             return
-        self._endings.insist(guest)
+        self._endings.kill_until_gone(guest)
         for starting in tuple(self._starting.values()):
             if starting.guest is guest:
                 self._has_begun(starting)
-                starting.begun(None, mistake())
+                starting.begun(None, internal_error())
         if not guest.is_broken:
             guest.is_broken = True
             self.kill([guest], EndReason.GUEST_FAILED)
             try:
-                guest.stdio.say("internal error in the supervisor; this command is ended (see the supervisor's log)")
+                guest.stdio.write_notice(
+                    "internal error in the supervisor; this command is ended (see the supervisor's log)"
+                )
             except Exception as error:  # noqa: BLE001 - perhaps it is this that is broken
                 log_internal_error(error)
 
@@ -310,9 +312,9 @@ class GuestTable:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module
             log_internal_error(error)
-            self.broken(guest.id)
+            self.fail_guest(guest.id)
 
-    def look_after(self) -> None:
+    def scan(self) -> None:
         """Called at intervals: reads all processes, to measure what cannot be capped here and find unnoticed ends."""
         self._endings.beat()
         self._looking.soon(at_all=True)
@@ -340,7 +342,7 @@ class GuestTable:
             self._put_away_soon()
 
     def _see_all(self, guests: Iterable[GuestProcess], closely: Iterable[Tree]) -> None:
-        look = self._trees.look(closely)
+        look = self._trees.scan(closely)
         try:
             self._on_look(look)
         except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
@@ -354,7 +356,7 @@ class GuestTable:
     def _end_left_behind(self, guest: GuestProcess) -> None:
         """What a command leaves behind runs on under the lease. A guest that serves is its main process: no caller can
         reach what that leaves behind, and the next guest needs the place."""
-        self._endings.insist(guest)
+        self._endings.kill_until_gone(guest)
         self.kill([guest], EndReason.GUEST_FAILED)
 
     def _put_away_soon(self) -> None:
@@ -370,7 +372,7 @@ class GuestTable:
             if guest.is_gone or guest.processes or self.strangers:  # the last look was another one
                 continue
             if self._is_out_of_its_group(guest):
-                self._gone(guest)
+                self._on_exit(guest)
         if self.leaving:
             self._put_away_soon()
 
@@ -393,9 +395,9 @@ class GuestTable:
             guest.exited(how)
             if guest.reason is EndReason.OUT_OF_MEMORY and not guest.is_told_of_memory:
                 guest.is_told_of_memory = True
-                guest.stdio.say(out_of_memory(guest.memory_max))
+                guest.stdio.write_notice(out_of_memory(guest.memory_max))
 
-    def _gone(self, guest: GuestProcess) -> None:
+    def _on_exit(self, guest: GuestProcess) -> None:
         """Nothing of it runs. What it still had to say is read to the end. Each step is done whatever the others do."""
         guest.now(GuestEvent.EXITED)
         guest.ended_wall_ns = self._clock.wall_ns()
@@ -404,13 +406,13 @@ class GuestTable:
             guest.release_live_state,
             lambda: self._trees.drop(guest.id),
             lambda: self._launch.aside.leave(guest.tree.group, guest.count, partial(self._notes.drop, guest.id)),
-            lambda: self._hear_out(guest),
+            lambda: self._drain_output(guest),
             lambda: self._keep(guest),
             lambda: self._on_gone(guest.lease),
         ):
             self._safely(guest, step)
 
-    def _hear_out(self, guest: GuestProcess) -> None:
+    def _drain_output(self, guest: GuestProcess) -> None:
         if guest.is_broken:
             guest.give_up()
         elif guest.stdio.is_done:
@@ -423,7 +425,7 @@ class GuestTable:
         guest = self.by_id.get(id_)
         if guest is not None and guest.is_gone:
             guest.stdio.close()
-            guest.tell(guest.last_news())
+            guest.notify(guest.last_news())
 
     def _keep(self, guest: GuestProcess) -> None:
         let_go = self._kept.add(guest.tenant, guest.id, guest.log.size) if guest.has_run else [guest.id]
@@ -433,9 +435,9 @@ class GuestTable:
 
     # ---- ending ----
 
-    def tell(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
+    def terminate(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
-        self._endings.tell(guests, line, reason)
+        self._endings.terminate(guests, line, reason)
 
     def kill(self, guests: Iterable[GuestProcess], reason: EndReason) -> None:
         """Their end, now. Whether they are gone is seen by the next look; one that was seen to be gone needs none."""
@@ -454,7 +456,7 @@ class GuestTable:
 
     def why_alive(self, guests: Iterable[GuestProcess]) -> str:
         """What to say of guests that were killed and are still there."""
-        look = self._trees.look()
+        look = self._trees.scan()
         return self._trees.why_alive(stat for guest in guests for stat in look.of(guest.tree))
 
     def _struck(self) -> None:

@@ -122,7 +122,7 @@ class GuestLauncher:
         self.held = HeldMemory(loop, aside)
         self.stores = stores
         self.zygotes = zygotes
-        self.zygotes.tell(self.helper_lives)
+        self.zygotes.subscribe(self.helper_lives)
 
     @property
     def walls(self) -> Walls:
@@ -151,13 +151,13 @@ class GuestLauncher:
 
         def looked(found: str | None) -> None:
             try:
-                self.walls.saw(spec.python, found)
+                self.walls.on_inspected(spec.python, found)
                 if not self._make_room(tenancy, profile, spec, then, volume):
                     then(None)
             except SubletError as error:
                 then(error)
 
-        self.forked_jobs.run(lambda: self.walls.look_at(spec.python), looked, tenant=tenancy.tenant, by_ns=AWAITED)
+        self.forked_jobs.run(lambda: self.walls.inspect(spec.python), looked, tenant=tenancy.tenant, by_ns=AWAITED)
         return True
 
     def _make_room(
@@ -192,7 +192,7 @@ class GuestLauncher:
                 then(None)
 
         late = self._loop.after(WARM_WITHIN_S, lambda: then(None))
-        is_coming = self.zygotes.once_known(key, known)
+        is_coming = self.zygotes.call_when_known(key, known)
         if not is_coming:
             late.cancel()
         return is_coming
@@ -318,7 +318,7 @@ class GuestLauncher:
         return choose(count, os.sched_getaffinity(0), self._pinned())
 
     def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
-        """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""
+        """Make the process; it waits for ``let_run``. From a warm interpreter it comes a moment later."""
         key = self._zygote(prepared.spec, prepared.tenant, is_walled=prepared.walls is not None)
         if key is not None:
             if self.zygotes.ready(key):

@@ -108,11 +108,11 @@ class Following:
     def close(self) -> None:
         """It gets nothing more."""
         self.active = False
-        self._let_go()
+        self._close_reader()
 
     def _has_more(self, *, at_end: bool) -> bool:
         if at_end or not self.is_behind:  # what comes may be given live, past the reader
-            self._let_go()
+            self._close_reader()
         return self.active and self.is_behind and self.follower.room() > 0
 
     def _hand(self, record: LogRecord) -> bool:
@@ -128,7 +128,7 @@ class Following:
             offset, self.position = self.position, self.position + dropped
             self.follower.gap(offset, dropped)
 
-    def _let_go(self) -> None:
+    def _close_reader(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None

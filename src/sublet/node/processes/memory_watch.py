@@ -39,7 +39,7 @@ class MemoryWatch:
         self._tenancies = tenancies
         self._ask_at = 0.0
 
-    def look(self, look: ProcessSnapshot) -> None:
+    def check(self, look: ProcessSnapshot) -> None:
         """The guests' own look has just been taken. There may be very many: a group that counts by itself is asked
         less."""
         now = time.monotonic()
@@ -64,7 +64,7 @@ class MemoryWatch:
         for guest in tenancy.running():
             if not guest.is_told_of_memory:
                 guest.is_told_of_memory = True
-                guest.stdio.say(out_of_memory(tenancy.memory_max, used))
+                guest.stdio.write_notice(out_of_memory(tenancy.memory_max, used))
         self._guests.kill(tenancy.running(), EndReason.OUT_OF_MEMORY)
 
     def _ask(self, tenancy: LeaseRuntime) -> None:
@@ -72,7 +72,7 @@ class MemoryWatch:
         for guest in tenancy.running():
             if not guest.is_told_of_memory and guest.tree.oom_kills():
                 guest.is_told_of_memory = True
-                guest.stdio.say(out_of_memory(tenancy.memory_max))
+                guest.stdio.write_notice(out_of_memory(tenancy.memory_max))
 
 
 def share_of(stats: Iterable[ProcessStat], proc: str = "/proc") -> int:

@@ -34,11 +34,11 @@ class Looking:
         if not self._will_look:
             self._will_look = True
             if self._loop.now_ns() >= self._rest_until_ns:
-                self._loop.soon(self._look)
+                self._loop.soon(self._scan)
             else:
-                self._loop.at(self._rest_until_ns, self._look)
+                self._loop.at(self._rest_until_ns, self._scan)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         self._will_look = False
         began_ns = self._loop.now_ns()
         at_all, self._at_all = self._at_all, False

@@ -64,7 +64,7 @@ class SpawnPlan:
 
 @dataclass(slots=True)
 class Child:
-    """A process that waits for ``go``."""
+    """A process that waits for ``let_run``."""
 
     pid: int
     pidfd: int
@@ -72,7 +72,7 @@ class Child:
     """Readable once it runs (then nothing is in it) or could not (then it says why)."""
     _go: int
 
-    def go(self) -> None:
+    def let_run(self) -> None:
         """It is noted; now it may run."""
         with contextlib.suppress(BrokenPipeError):  # it was ended meanwhile, and its exit says so
             os.write(self._go, _GO)
@@ -91,7 +91,7 @@ class Child:
 
 
 def spawn(plan: SpawnPlan) -> Child:
-    """Fork. The child waits for ``go`` and ends by itself if the parent ends first."""
+    """Fork. The child waits for ``let_run`` and ends by itself if the parent ends first."""
     made: list[int] = []
     parent = os.getpid()
     try:
@@ -150,7 +150,7 @@ def run_to_end(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
     )
     for fd in (writing, null, child.pidfd):
         os.close(fd)
-    child.go()
+    child.let_run()
     poll = select.poll()
     poll.register(child.failure)
     poll.poll()  # until it runs, or could not

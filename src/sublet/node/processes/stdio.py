@@ -126,7 +126,7 @@ class Stdio:
         self._started = True
         self._loop.after(PREPARE_S, lambda: None if self._closed else self.log.prepare())
         if not self._ends.is_terminal:
-            self._ends.let_go(*self._ends.child.distinct)
+            self._ends.close_these(*self._ends.child.distinct)
         self._throttle()
 
     # ---- what the guest says ----
@@ -168,7 +168,7 @@ class Stdio:
         if following.active:
             self._serve(following)
 
-    def say(self, line: str) -> None:
+    def write_notice(self, line: str) -> None:
         """A line of Sublet's own on stderr: between two lines of the guest if it ends one soon, else on a new one."""
         self._unsaid += [f"sublet: {part}{self._line_end}" for part in line.splitlines()]
         if not self._midline or not self._outputs or len(self._unsaid) >= UNSAID_MAX:
@@ -215,7 +215,7 @@ class Stdio:
 
     # ---- the end ----
 
-    def hold_no_longer(self) -> None:
+    def stop_blocking(self) -> None:
         """From now on no follower makes the guest wait: its grace has begun, and it must not spend it in a write.
 
         A lossless follower without room finds what it could not take in the log.
@@ -232,7 +232,7 @@ class Stdio:
         if self.is_done or self._draining is not None or self._ends is None:
             return
         self._draining = self._loop.at(deadline_ns, self._drain_now)
-        self._ends.let_go(*self._ends.child.distinct)
+        self._ends.close_these(*self._ends.child.distinct)
         self._started = True
         self._throttle()
 
@@ -248,7 +248,7 @@ class Stdio:
             self._drop(fd)
         self._drop_stdin()
         if self._ends is not None:
-            self._ends.let_go(*self._ends.open)
+            self._ends.close_these(*self._ends.open)
         self.log.close()
         for following in tuple(self._followings):
             self._serve_soon(following)
@@ -260,7 +260,7 @@ class Stdio:
             self._loop.forget(fd)
         self._watched, self._outputs, self._writing, self._input_ends = (), {}, False, True
         if self._ends is not None:
-            self._ends.let_go(*self._ends.open)
+            self._ends.close_these(*self._ends.open)
         followings, self._followings = self._followings, []
         for following in followings:
             following.close()
@@ -297,12 +297,12 @@ class Stdio:
         if allowed > 0:
             data = reading(lambda: read_some(fd, allowed))
             if data:
-                self._hear(self._outputs[fd], data)
+                self._on_output(self._outputs[fd], data)
             elif data is not None:
                 self._ended(fd)
         self._throttle()
 
-    def _hear(self, stream: int, data: bytes) -> None:
+    def _on_output(self, stream: int, data: bytes) -> None:
         if stream != self._voice:
             self._give(stream, data)
             return
@@ -325,7 +325,9 @@ class Stdio:
                 self._serve_soon(following)
         if self.log.stopped and not self._stop_told:
             self._stop_told = True
-            self.say(f"the log of this guest ends here ({self.log.stopped}); it runs on, and is still shown live")
+            self.write_notice(
+                f"the log of this guest ends here ({self.log.stopped}); it runs on, and is still shown live"
+            )
 
     def _say_now(self) -> None:
         if self._patience is not None:
@@ -373,7 +375,7 @@ class Stdio:
             left = DRAIN_BYTES_MAX
             while fd in self._outputs and left > 0 and (data := read_some(fd, OUTPUT_READ_BYTES)):
                 left -= len(data)
-                self._hear(stream, data)
+                self._on_output(stream, data)
             if fd in self._outputs:
                 self._ended(fd)
 
@@ -383,7 +385,7 @@ class Stdio:
             self._watched = tuple(one for one in self._watched if one != fd)
             self._loop.forget(fd)
         if self._ends is not None:
-            self._ends.let_go(fd)
+            self._ends.close_these(fd)
 
     # ---- stdin, inside ----
 
@@ -421,4 +423,4 @@ class Stdio:
         if self._ends is not None:
             self._wait_to_write(False)
             self._input.clear()
-            self._ends.let_go(self._ends.stdin)
+            self._ends.close_these(self._ends.stdin)

@@ -56,7 +56,7 @@ class Ends:
     def is_terminal(self) -> bool:
         return self.child.is_terminal
 
-    def let_go(self, *descriptors: int) -> None:
+    def close_these(self, *descriptors: int) -> None:
         """Close these, if they are still open."""
         for fd in descriptors:
             if fd in self.open:

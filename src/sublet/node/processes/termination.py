@@ -48,10 +48,10 @@ class Endings:
         """What is still to be said to those who are told."""
         self._will_act = False
 
-    def tell(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
+    def terminate(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
         for guest in guests:
-            self._safely(guest, guest.stdio.hold_no_longer)
+            self._safely(guest, guest.stdio.stop_blocking)
             self._lines.setdefault(guest.id, []).append(line)
             if reason is not None:
                 guest.ends(reason)
@@ -75,10 +75,10 @@ class Endings:
         if grace_ns < 0:
             grace_ns = guest.spec.grace_ns or ENDED_ALONE_GRACE_NS
         if grace_ns:
-            self.tell([guest], "this command is being stopped", EndReason.OPERATOR)
+            self.terminate([guest], "this command is being stopped", EndReason.OPERATOR)
         self._force_at(guest, self._loop.now_ns() + grace_ns)
 
-    def insist(self, guest: GuestProcess) -> None:
+    def kill_until_gone(self, guest: GuestProcess) -> None:
         """From now on it is killed again and again, until it is gone."""
         self._force_at(guest, self._loop.now_ns() + KILL_AGAIN_NS)
 
@@ -118,14 +118,14 @@ class Endings:
         for guest in boxed:
             self._safely(guest, lambda guest=guest: self._ask_to_leave(guest))  # type: ignore[misc]
         if len(boxed) < len(told):
-            look = self._trees.look()
+            look = self._trees.scan()
             for guest in (one for one in told if one not in boxed):
                 self._safely(guest, lambda guest=guest: self._ask_to_leave(guest, look))  # type: ignore[misc]
         if killed:
             self._trees.kill(guest.tree for guest in killed)
         for guest in told:  # to disk, so it comes second; of what they answer nothing has been read yet
             for line in self._lines.pop(guest.id, ()):
-                self._safely(guest, lambda guest=guest, line=line: guest.stdio.say(line))  # type: ignore[misc]
+                self._safely(guest, lambda guest=guest, line=line: guest.stdio.write_notice(line))  # type: ignore[misc]
         if killed:
             self._killed()
 
@@ -154,5 +154,5 @@ class Endings:
     def _force(self, guest: GuestProcess) -> None:
         self._forced.pop(guest.id, None)
         if not guest.is_gone:
-            self.insist(guest)
+            self.kill_until_gone(guest)
             self.kill([guest], EndReason.OPERATOR)

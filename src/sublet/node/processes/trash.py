@@ -186,9 +186,9 @@ class HeldMemory:
 
     def _later(self) -> None:
         if self._timer is None and self._held:
-            self._timer = self._loop.after(HELD_LOOK_S, self._look)
+            self._timer = self._loop.after(HELD_LOOK_S, self._retry)
 
-    def _look(self) -> None:
+    def _retry(self) -> None:
         self._timer = None
         for name, (_, group) in list(self._held.items()):
             if not group.shared_bytes():

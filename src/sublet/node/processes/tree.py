@@ -172,15 +172,15 @@ class Trees:
         """A process of the supervisor's own was made, or has ended. Of the end nothing is read: that needs a
         descriptor, and the part that waits for the process's result must hear of it without one too."""
         if not lives:
-            self.dismiss(pid)
+            self.disown(pid)
         elif (identity := self.procs.identity(pid)) is not None:
             self.help(identity)
 
-    def dismiss(self, pid: int) -> None:
+    def disown(self, pid: int) -> None:
         """It has ended; what it left below the supervisor is from now on a stranger."""
         self.helpers.pop(pid, None)
 
-    def look(self, closely: Iterable[Tree] = ()) -> ProcessSnapshot:
+    def scan(self, closely: Iterable[Tree] = ()) -> ProcessSnapshot:
         """One pass: which processes there are, of which guest each is, and which belong to none.
 
         The groups of the trees to be seen ``closely`` (because they are to end) are asked for their processes; the
@@ -228,7 +228,7 @@ class Trees:
 
     def pids(self, tree: Tree) -> list[int]:
         """The living processes of one guest, by a look of its own."""
-        return [stat.pid for stat in self.look([tree]).of(tree)]
+        return [stat.pid for stat in self.scan([tree]).of(tree)]
 
     def guest_of(self, pid: int, uid: int) -> GuestId | None:
         """The guest of this process; None if it has none, or another user than its guest. By a look of its own, if the
@@ -238,14 +238,14 @@ class Trees:
             return None
         tree = next((tree for tree in self._all() if identity == tree.root or identity in tree.known), None)
         if tree is None:
-            members = self.look().members.items()
+            members = self.scan().members.items()
             found = next((guest for guest, stats in members if any(stat.identity == identity for stat in stats)), None)
             tree = None if found is None else self.trees[found]
         return None if tree is None or tree.uid not in (None, uid) else tree.guest
 
     def signal(self, tree: Tree, number: int) -> int:
         """This signal to every process of the guest; how many it reached. What is forked meanwhile may miss it."""
-        return self.signal_seen(tree, number, self.look([tree]))
+        return self.signal_seen(tree, number, self.scan([tree]))
 
     def signal_boxed(self, tree: Tree, number: int) -> int:
         """The same, to those that are in its group: all that never left it. No other process need be scanned for it."""
@@ -367,7 +367,7 @@ class Trees:
     def _stop_and_kill(self, closely: Iterable[Tree], choose: Callable[[ProcessSnapshot], list[ProcessStat]]) -> None:
         stopped = dict[ProcessInstance, None]()
         for _ in range(_STOP_ROUNDS):
-            chosen = choose(self.look(closely))
+            chosen = choose(self.scan(closely))
             fresh = [stat.identity for stat in chosen if stat.identity not in stopped]
             for identity in fresh:
                 self.procs.send(identity, signal.SIGSTOP)

@@ -75,7 +75,7 @@ class ZygoteKey:
     """Of which single tenant, if it is only for that one."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people."""
         imports = [name for name in self.imports if name != LATER]
         mine = f", for {self.tenant}" if self.tenant else ""
@@ -237,7 +237,7 @@ class ZygoteRegistry:
     def lines(self) -> tuple[str, ...]:
         """For status and ``doctor``: what there is, and why some guests start plainly."""
         return tuple(
-            f"{key.words}: {entry.state}{f' ({entry.reason})' if entry.reason else ''}"
+            f"{key.description}: {entry.state}{f' ({entry.reason})' if entry.reason else ''}"
             for key, entry in self.entries.items()
         )
 

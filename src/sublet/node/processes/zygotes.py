@@ -1,7 +1,7 @@
 """The supervisor's zygotes: started in the background, asked for guests, ended when outdated.
 
 No guest waits for a zygote. ``want`` starts one; while it is not ``ready`` guests start plainly, and so they do when a
-fork fails. A guest from a zygote is a ``Child`` like one from ``spawn``: it waits for ``go``, so that it is noted
+fork fails. A guest from a zygote is a ``Child`` like one from ``spawn``: it waits for ``let_run``, so that it is noted
 before it runs, and tells through ``failure`` what went wrong before its program began.
 
 The reaper of the supervisor's children reaps zygotes and guests with them.
@@ -80,7 +80,7 @@ class Zygotes:
         self.cold: Final = cold
         self._running: dict[ZygoteKey, _Zygote] = {}
 
-    def tell(self, on_life: Callable[[int, bool], None]) -> None:
+    def subscribe(self, on_life: Callable[[int, bool], None]) -> None:
         """Call ``on_life`` for each zygote from now on, and for those that live."""
         self.on_life = on_life
         for zygote in self._running.values():
@@ -121,7 +121,7 @@ class Zygotes:
             except OSError as error:
                 self.shelf.died(key, error.strerror or "it could not be started", self.loop.now_ns())
 
-    def once_known(self, key: ZygoteKey, then: Callable[[], None]) -> bool:
+    def call_when_known(self, key: ZygoteKey, then: Callable[[], None]) -> bool:
         """Have ``then`` called once the one that is being made can be used, or never will be; False if none is."""
         zygote = self._running.get(key)
         if zygote is None or self.shelf.is_ready(key):
@@ -183,7 +183,7 @@ class _Zygote:
     """The supervisor's end of one."""
 
     def __init__(self, loop: Loop, key: ZygoteKey, house: Zygotes, enter: Callable[[ZygoteKey], None]) -> None:
-        self._loop = loop.guarded(lambda _: self._die("internal error in the supervisor; see its log"))
+        self._loop = loop.guarded(lambda _: self._end("internal error in the supervisor; see its log"))
         self._key = key
         self._house = house
         self._link = Link.accepting()
@@ -212,7 +212,7 @@ class _Zygote:
             os.close(self._words)
             self._sock.close()
             raise
-        self._child.go()
+        self._child.let_run()
         self._late = loop.after(READY_S, partial(self._discard, f"it was not ready within {READY_S:.0f} s"))
         self._events = READ
         loop.watch(self._sock.fileno(), READ, self._on_ready)
@@ -240,7 +240,7 @@ class _Zygote:
             close_all((go, failure, *given))
             on_done(error)
             return
-        timer = self._loop.after(FORK_S, partial(self._die, f"it did not answer within {FORK_S:.0f} s"))
+        timer = self._loop.after(FORK_S, partial(self._end, f"it did not answer within {FORK_S:.0f} s"))
         self._asked[call] = _Asked(on_done, go, failure, timer)
         self._push()
 
@@ -259,16 +259,16 @@ class _Zygote:
         self._link.drop_output()
         for call in tuple(self._asked):
             self._refuse(call, Unsupported("the warm interpreter ended", do=_PLAIN))
-        self._tell()
+        self._notify_waiting()
 
-    def _tell(self) -> None:
+    def _notify_waiting(self) -> None:
         waiting, self.waiting = self.waiting, []
         for then in waiting:
             self._loop.soon(then)
 
     def _on_ready(self, events: int) -> None:
         for happening in reading(lambda: receive_some(self._sock, self._link)):
-            self._take(happening)
+            self._on_event(happening)
             if self._is_ended:
                 return
         self._push()
@@ -290,33 +290,33 @@ class _Zygote:
         if not self._is_ended:
             self._push()
 
-    def _take(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         match happening:
             case PeerHello():
                 self._link.welcome()
             case Event(body=body):
-                self._hear(body)
+                self._on_message(body)
             case Replied(call=call, body=body):
                 self._answer(call, body)
             case CallRefused(call=call, error=error):
                 self._refuse(call, error)
             case Over():
-                self._die(self._last_words())
+                self._end(self._final_output())
             case _:
-                self._die("it spoke out of turn")
+                self._end("it spoke out of turn")
 
-    def _hear(self, body: bytes) -> None:
+    def _on_message(self, body: bytes) -> None:
         try:
             said = loads(Ready | Discarded, body)
         except SubletError as error:
-            self._die(error.message)
+            self._end(error.message)
             return
         if isinstance(said, Discarded):
             self._discard(said.reason)
         else:
             self._late.cancel()
             self._house.proved(self._key, said)
-            self._tell()
+            self._notify_waiting()
 
     def _answer(self, call: int, body: bytes) -> None:
         asked = self._asked.get(call)
@@ -342,10 +342,10 @@ class _Zygote:
     def _discard(self, reason: str) -> None:
         self._house.discarded(self._key, reason)
 
-    def _die(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         self._house.died(self._key, reason)
 
-    def _last_words(self) -> str:
+    def _final_output(self) -> str:
         failed = None
         with contextlib.suppress(BlockingIOError):
             failed = read_failure(self._child.failure, self._key.python)

@@ -86,7 +86,7 @@ class Abilities:
         finding = self.findings.get(part)
         return finding.why if finding is not None else "it was not tried"
 
-    def mends(self, part: SandboxPart) -> str:
+    def remedy(self, part: SandboxPart) -> str:
         """What would make it active."""
         return _MENDS.get(part, _USERNS_MENDS)
 
@@ -102,8 +102,8 @@ class Abilities:
             return f"{name}: active"
         if part is SandboxPart.UID and self.has(SandboxPart.USER_NS):
             shared = "all tenants' guests are this user's, each in a user namespace"
-            return f"{name}: not active, {self.why_not(part)}; {shared}. To fix: {self.mends(part)}"
-        return f"{name}: not active, {self.why_not(part)}. To fix: {self.mends(part)}"
+            return f"{name}: not active, {self.why_not(part)}; {shared}. To fix: {self.remedy(part)}"
+        return f"{name}: not active, {self.why_not(part)}. To fix: {self.remedy(part)}"
 
     def _landlock_lacks(self) -> str:
         lacks = [what for abi, what in _LANDLOCK_SINCE if self.landlock_abi < abi]

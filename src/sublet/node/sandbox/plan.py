@@ -232,7 +232,7 @@ def _refusal(part: SandboxPart, abilities: Abilities) -> SandboxRefusal:
     return SandboxRefusal(
         part=part,
         message=f"a tenant's guest needs {what} ({name}), and this machine refuses it: {abilities.why_not(part)}",
-        do=f"To fix: {abilities.mends(part)}. Or allow guests without it, in policy.toml: "
+        do=f"To fix: {abilities.remedy(part)}. Or allow guests without it, in policy.toml: "
         f'[lease] allow_missing = ["{part.value}"].',
     )
 

@@ -112,16 +112,16 @@ class Walls:
         is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
         return is_named and python != sys.executable
 
-    def look_at(self, python: str) -> str:
+    def inspect(self, python: str) -> str:
         """Look at it, which may take as long as its file system likes: not in the supervisor's own process. What was
-        found is for ``saw``."""
+        found is for ``on_inspected``."""
         try:
             return json.dumps({"prefixes": prefix_of(python, self._hidden)})
         except Unsupported as error:
             return json.dumps({"message": error.message, "do": error.do})
 
-    def saw(self, python: str, found: str | None) -> None:
-        """What ``look_at`` has found; None if it came to no end. Raises ``Unsupported`` where it may not be shown."""
+    def on_inspected(self, python: str, found: str | None) -> None:
+        """What ``inspect`` has found; None if it came to no end. Raises ``Unsupported`` where it may not be shown."""
         self._seen.pop(python, None)
         if found is None:
             raise Unsupported(

@@ -46,7 +46,7 @@ class _Found:
         return len(self.data) + sum(size for size, _ in self.contents.packs.values())
 
     @property
-    def said(self) -> CopiedIn:
+    def summary(self) -> CopiedIn:
         one = self.contents
         return CopiedIn(number=one.number, wall_ns=one.wall_ns, size=self.size, note=one.note)
 
@@ -60,7 +60,7 @@ def copy_in(place: VolumeAccess, source: str, asked: CopyIn) -> CopiedIn:
             return CopiedIn(number=0)
         if asked.staging:
             _put(place, asked, found, undo)
-        return found.said
+        return found.summary
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -214,7 +214,7 @@ class _Publication:
         is: the file of that name has its content, or is damaged, and damage must not spread."""
         if self._is_needed(name):
             return
-        if _seal(fd, take_over=self._place.takes_over):
+        if _seal(fd, take_over=self._place.changes_owner):
             check_pack(fd, name, expected)
             os.fsync(fd)
             self._link(f"/proc/self/fd/{fd}", name)

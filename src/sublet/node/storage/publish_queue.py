@@ -30,7 +30,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lazy_dataclass import dataclass
-from sublet.node.connections import mistake
+from sublet.node.connections import internal_error
 from sublet.node.fair_slots import NO_DEADLINE
 from sublet.node.forked_jobs import HANDED_FD, ForkedJobs
 from sublet.node.loop import Loop, log_internal_error
@@ -210,7 +210,7 @@ class Publishing:
             then(refusal_of(error))
         except Exception as error:  # noqa: BLE001 - what one guest asks must not be able to end the others
             log_internal_error(error)
-            then(refusal_of(mistake()))
+            then(refusal_of(internal_error()))
 
     def _ask(self, asker: Asker, call: AnyCall, then: Then) -> None:
         if isinstance(call, ListVolume | OpenFiles) and not asker.is_stranger:
@@ -299,7 +299,7 @@ class Publishing:
                 job.then(refusal_of(error))
             except Exception as error:  # noqa: BLE001 - and those behind it come next
                 log_internal_error(error)
-                job.then(refusal_of(mistake()))
+                job.then(refusal_of(internal_error()))
         if not self._waiting.get(folder):
             self._waiting.pop(folder, None)
 
@@ -399,10 +399,10 @@ class Publishing:
                 job.then(Handed(answer, fds))
             else:
                 close_all(fds)
-                job.then(refusal_of(mistake()) if isinstance(answer, FilesOpened) else answer)
+                job.then(refusal_of(internal_error()) if isinstance(answer, FilesOpened) else answer)
         finally:
             for store in stores:
-                self._stores.rested(store)
+                self._stores.on_idle(store)
             self._next(job.store.folder)
 
     @staticmethod
@@ -441,7 +441,7 @@ class Publishing:
 
     # ---- the end ----
 
-    def left(self, store: StoredFolder) -> None:
+    def lease_ended(self, store: StoredFolder) -> None:
         """Its lease is over. What waits is refused, what is under way has a moment to come to its end."""
         self._tickets.pop(store.note.lease, None)
         for running in self._running.values():

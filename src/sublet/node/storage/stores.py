@@ -239,12 +239,12 @@ class Stores:
                 self._on_leave(store)
                 self._put_away(store)
 
-    def rested(self, store: StoredFolder) -> None:
+    def on_idle(self, store: StoredFolder) -> None:
         """No forked job is at work in it any more."""
         if store.state is StoreState.LEAVING:
             self._put_away(store)
 
-    def left(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
+    def remaining(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
         """What of the lease is still on this resource, in words; empty if nothing. Each question may be an attempt."""
         now_ns = self._loop.now_ns()
         for store in tuple(self._all):
@@ -266,7 +266,7 @@ class Stores:
             for part in store.note.parts
         ]
 
-    def look_after(self) -> list[tuple[LeaseId, str]]:
+    def measure(self) -> list[tuple[LeaseId, str]]:
         """Where sizes are only counted, count on; what there is to say to the guests of which lease."""
         counted = [store for store in self._all if store.state is StoreState.THERE and store.made.counted]
         found = []

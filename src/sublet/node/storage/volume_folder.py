@@ -51,7 +51,7 @@ class VolumeAccess:
     """Whether the folder is made for guests of another user than the asker's."""
 
     @property
-    def takes_over(self) -> bool:
+    def changes_owner(self) -> bool:
         return self.owner != os.geteuid()
 
 
@@ -74,7 +74,7 @@ def lay_out(place: VolumeAccess, said: VolumeOpened) -> VolumeOpened:
                 os.mkdir(own, 0o700, dir_fd=staging)
             fd = os.open(own, FOLDER, dir_fd=staging)
             try:
-                os.fchown(fd, place.owner, place.group) if place.takes_over else None
+                os.fchown(fd, place.owner, place.group) if place.changes_owner else None
             finally:
                 os.close(fd)
         finally:

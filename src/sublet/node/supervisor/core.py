@@ -221,14 +221,14 @@ class Obeying:
         if any(not isinstance(order, End) for order in orders.orders):
             self.all()
         elif not self._will_go_on:
-            self._go_on()
+            self._take_next()
 
     def all(self) -> None:
         """None waits any longer."""
         while self._waiting:
             self._some(len(self._waiting))
 
-    def _go_on(self) -> None:
+    def _take_next(self) -> None:
         self._will_go_on = False
         try:
             if self._waits < WAITS_MAX and self._are_leaving():
@@ -239,7 +239,7 @@ class Obeying:
         finally:
             if self._waiting:
                 self._will_go_on = True
-                self._soon(self._go_on)
+                self._soon(self._take_next)
 
     def _some(self, most: int) -> None:
         """The next, up to where another incarnation of the office speaks."""

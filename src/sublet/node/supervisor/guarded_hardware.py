@@ -47,8 +47,8 @@ class GuardedHardware:
     def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
         self._call_for_lease(lease, lambda: self._inner.warn(lease, epoch, deadline_ns))
 
-    def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
-        self._call_for_lease(lease, lambda: self._inner.spare(lease, epoch))
+    def cancel_warning(self, lease: LeaseId, epoch: Epoch, /) -> None:
+        self._call_for_lease(lease, lambda: self._inner.cancel_warning(lease, epoch))
 
     # ---- parking ----
 
@@ -66,10 +66,10 @@ class GuardedHardware:
 
     # ---- when it is over ----
 
-    def tell(
+    def announce_end(
         self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
     ) -> None:
-        self._call_for_lease(lease, lambda: self._inner.tell(lease, epoch, reason, kill_at_ns, detail, now_ns))
+        self._call_for_lease(lease, lambda: self._inner.announce_end(lease, epoch, reason, kill_at_ns, detail, now_ns))
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
         again_ns: int | None = now_ns + AGAIN_NS
@@ -78,12 +78,14 @@ class GuardedHardware:
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
         return self._asked(lambda: self._inner.is_there(resource, lease, epoch), True)
 
-    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
-        return self._asked(lambda: self._inner.why(resource, lease, epoch), "the supervisor cannot tell, see its log")
+    def why_alive(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
+        return self._asked(
+            lambda: self._inner.why_alive(resource, lease, epoch), "the supervisor cannot tell, see its log"
+        )
 
-    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
+    def verify(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         unknown: Verdict = NotYet(what="the supervisor could not look, see its log", again_ns=now_ns + AGAIN_NS)
-        return self._asked(lambda: self._inner.look(resource, lease, epoch, now_ns), unknown)
+        return self._asked(lambda: self._inner.verify(resource, lease, epoch, now_ns), unknown)
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
         self._asked(lambda: self._inner.forget(resource, lease), None)

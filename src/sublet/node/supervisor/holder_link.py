@@ -21,7 +21,7 @@ from sublet.errors import (
     Unsupported,
 )
 from sublet.lease.node import Node
-from sublet.node.connections import Connection, mistake
+from sublet.node.connections import Connection, internal_error
 from sublet.node.loop import Loop, log_internal_error
 from sublet.node.output_budget import OutputBudget
 from sublet.node.processes.guest import GuestProcess
@@ -104,7 +104,7 @@ class HolderLink:
         self._attached: dict[str, _Attached] = {}
         self._awaiting: list[GuestProcess] = []
         link = Link.adopted(hello)
-        self._connection = Connection(loop, sock, link, self._heard, unread, self._has_room)
+        self._connection = Connection(loop, sock, link, self._on_event, unread, self._has_room)
         self._link = link
         link.welcome()
         self._connection.push()
@@ -115,7 +115,7 @@ class HolderLink:
 
     # ---- what comes ----
 
-    def _heard(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         match happening:
             case Called():
                 close_all(happening.fds)
@@ -140,7 +140,7 @@ class HolderLink:
             self._link.refuse(called.call, error)
         except Exception as error:  # noqa: BLE001 - what one holder asks must not be able to end the guests of all
             log_internal_error(error)
-            self._link.refuse(called.call, mistake())
+            self._link.refuse(called.call, internal_error())
         self._connection.push()
 
     def _answer(self, call: int, asked: HolderCall) -> None:
@@ -157,13 +157,13 @@ class HolderLink:
                 self._detach(asked.guest)
                 self._reply(call, Done())
             case Resize():
-                self._mine(asked.guest, RUN).stdio.resize(asked.rows, asked.cols)
+                self._own_guest(asked.guest, RUN).stdio.resize(asked.rows, asked.cols)
                 self._reply(call, Done())
             case SignalGuest():
                 self._signal(asked)
                 self._reply(call, Done())
             case EndGuest():
-                self._guests.end_alone(self._mine(asked.guest, RUN), asked.grace_ns)
+                self._guests.end_alone(self._own_guest(asked.guest, RUN), asked.grace_ns)
                 self._reply(call, Done())
             case Warm():
                 self._warm(asked)
@@ -194,14 +194,14 @@ class HolderLink:
         lease, epoch = self.front.lease, self.front.epoch
         if lease is None or epoch is None:
             raise InvalidRequest("this connection is not of a lease", do="Connect with the lease's capability token.")
-        if self._node.awaits(lease, epoch):
+        if self._node.is_pending(lease, epoch):
             raise Disconnected(
                 "what was on the hardware of this lease before is still being cleared away", do="Try again in a moment."
             )
         self._node.check(lease, epoch, self._now_ns())
         return lease, epoch
 
-    def _mine(self, guest: str, operation: str) -> GuestProcess:
+    def _own_guest(self, guest: str, operation: str) -> GuestProcess:
         found = self._guests.get(guest, self._sees, lease=self.front.lease)
         self._may(operation)
         return found
@@ -251,7 +251,7 @@ class HolderLink:
         )
 
     def _attach(self, asked: Attach) -> Attached:
-        guest = self._mine(asked.guest, RUN if asked.stdin or asked.lossless else LOGS)
+        guest = self._own_guest(asked.guest, RUN if asked.stdin or asked.lossless else LOGS)
         self._detach(guest.id)
         output = self._link.open_channel()
         stdin = output if asked.stdin else 0
@@ -266,7 +266,7 @@ class HolderLink:
             raise Unsupported(
                 f"a holder cannot connect for {asked.service.value!r}", do="Connect for calls or a device."
             )
-        guest = self._mine(asked.guest, OPERATIONS[asked.service])
+        guest = self._own_guest(asked.guest, OPERATIONS[asked.service])
         lease, epoch = self._live()
         if not guest.main_runs:
             raise NotFound(f"guest {guest.id} has ended", do="Start another one.")
@@ -306,7 +306,7 @@ class HolderLink:
             number = signal.Signals(asked.number)
         except ValueError:
             raise InvalidRequest(f"{asked.number} is no signal", do="`kill -l` lists them.") from None
-        self._guests.signal(self._mine(asked.guest, RUN), number, tree=asked.tree)
+        self._guests.signal(self._own_guest(asked.guest, RUN), number, tree=asked.tree)
 
     def _warm(self, asked: Warm) -> None:
         self._may(RUN)
@@ -418,7 +418,7 @@ class _Attached:
         """That was all its output. If it is gone, that is said last, to those too who came after it."""
         with self._connection.guard():
             if self.guest.is_gone:
-                self._say(self.guest.last_news())
+                self._send_news(self.guest.last_news())
             self._link.finish(self.channel)
             self._connection.push()
 
@@ -454,8 +454,8 @@ class _Attached:
     def _news(self, news: GuestNews) -> None:
         with self._connection.guard():
             if news.what != "gone":  # it is said when the last of its output is
-                self._say(news)
+                self._send_news(news)
 
-    def _say(self, news: GuestNews) -> None:
+    def _send_news(self, news: GuestNews) -> None:
         self._link.event(dumps(news), channel=self.channel)
         self._connection.push()

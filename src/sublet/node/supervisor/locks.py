@@ -224,7 +224,7 @@ class DeviceLocks:
         for device, file in tuple(self._files.items()):
             claim = self._claim_of_root(device)
             if claim is not None:
-                self.let_go(device)
+                self.unlock(device)
                 lost[device] = DeviceLocked(claim)
                 continue
             if is_same(file, self._path(device)):
@@ -238,7 +238,7 @@ class DeviceLocks:
             os.close(file)
         return lost
 
-    def let_go(self, device: str) -> None:
+    def unlock(self, device: str) -> None:
         """Others may take it; harmless if it was not ours. The file stays, as a name that is ours."""
         noted, _ = self._noted.pop(device, (None, 0.0))
         for file in (self._files.pop(device, None), noted):
@@ -252,7 +252,7 @@ class DeviceLocks:
     def close(self) -> None:
         """Let go of everything."""
         for device in self.wanted:
-            self.let_go(device)
+            self.unlock(device)
 
     def forget(self) -> None:
         """For a child that was forked without an exec: close the files, and leave the locks to the parent."""
@@ -556,7 +556,7 @@ class Claims:
         wanted = {device.machine_id for device in inventory.devices if device.machine_id}
         for device in self._locks.wanted:
             if device not in wanted:
-                self._locks.let_go(device)
+                self._locks.unlock(device)
         self._taken = {device: said for device in sorted(wanted) if (said := self._take(device, TRIES))}
         return [self._says(device) for device in self._named()]
 

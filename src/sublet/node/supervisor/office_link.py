@@ -15,7 +15,7 @@ from typing import Any, Protocol, assert_never
 from sublet.errors import InvalidRequest, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease_end import EndReason
-from sublet.node.connections import Connection, mistake
+from sublet.node.connections import Connection, internal_error
 from sublet.node.loop import Loop, log_internal_error
 from sublet.node.supervisor.core import Obeying
 from sublet.values import Epoch, LeaseId, NodeId
@@ -81,8 +81,10 @@ class OfficeLink:
         self._node: NodeId | None = None
         """Whose orders come here, once the office has said it."""
         self._has_confessed = False
-        self._connection = Connection(loop, sock, self._link, self._heard)
-        self._obeying = Obeying(loop.guarded(lambda _: self.cut(mistake())).soon, served.obey, served.are_leaving)
+        self._connection = Connection(loop, sock, self._link, self._on_event)
+        self._obeying = Obeying(
+            loop.guarded(lambda _: self.cut(internal_error())).soon, served.obey, served.are_leaving
+        )
 
     def report(self, reports: Reports, at_once: bool = False) -> None:
         """Say it; whether it was heard is known by what the office does. It is said in the law's turn, so what cannot
@@ -95,7 +97,7 @@ class OfficeLink:
         """Another office took over."""
         self._connection.cut(error)
 
-    def _heard(self, happening: Happening) -> None:
+    def _on_event(self, happening: Happening) -> None:
         match happening:
             case PeerHello():
                 self._link.welcome()

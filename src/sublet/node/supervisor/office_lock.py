@@ -87,16 +87,16 @@ class OfficeLock:
         if is_same(self._file, self._path):
             os.utime(self._file)
         else:
-            self._let_go()
+            self._close_file()
             self._try()
 
     def release(self) -> None:
         """Harmless twice. The file goes, too."""
         if self._file >= 0 and is_same(self._file, self._path):
             os.unlink(self._path)
-        self._let_go()
+        self._close_file()
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

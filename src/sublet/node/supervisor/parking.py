@@ -201,13 +201,13 @@ class Parker:
         else:
             then()
 
-    def let_leave(self, tenancy: LeaseRuntime) -> None:
+    def resume_to_end(self, tenancy: LeaseRuntime) -> None:
         """What is parked there was told to leave, and goes on so that it can: with what that sends in this turn, and
         without its cards. Calls of the driver go on waiting."""
 
         def go() -> None:
             for guest in tenancy.running():
-                self._go(guest)
+                self._thaw(guest)
 
         self._loop.soon(go)
 
@@ -224,7 +224,7 @@ class Parker:
             self._now_under(guest, onto, GuestEvent.RESUME)
         onto.show(now_ns)
         for guest in onto.running():
-            self._go(guest)
+            self._thaw(guest)
         if not pids:
             self._resumed(onto, {})
             return
@@ -239,8 +239,8 @@ class Parker:
                 self._on_lost(guest, str(said["failed"]))
                 continue
             guest.now(GuestEvent.RESUMED)
-            guest.stdio.say(f"it goes on, under lease {tenancy.lease}")
-            guest.tell(GuestNews(guest=guest.id, what="resumed"))
+            guest.stdio.write_notice(f"it goes on, under lease {tenancy.lease}")
+            guest.notify(GuestNews(guest=guest.id, what="resumed"))
 
     # ---- within ----
 
@@ -254,14 +254,14 @@ class Parker:
             if self._leaving.get(leaving.tenancy.lease) is leaving:
                 self._give_up(leaving, f"the supervisor failed on it ({error})")
 
-    def _go(self, guest: GuestProcess) -> None:
+    def _thaw(self, guest: GuestProcess) -> None:
         """Set it going. What could not be, for want of a descriptor, is tried again: it would stand still for ever."""
-        if not self._standstill.go(guest) and not guest.is_gone:
-            self._loop.after(GO_AGAIN_S, lambda: self._go_on(guest))
+        if not self._standstill.thaw(guest) and not guest.is_gone:
+            self._loop.after(GO_AGAIN_S, lambda: self._thaw_again(guest))
 
-    def _go_on(self, guest: GuestProcess) -> None:
+    def _thaw_again(self, guest: GuestProcess) -> None:
         if self._standstill.is_going(guest.id):  # else it was brought to a stand anew, or is gone
-            self._go(guest)
+            self._thaw(guest)
 
     def _stop(self, leaving: _Leaving) -> None:
         """Again and again, until all of them stand."""
@@ -308,12 +308,12 @@ class Parker:
             under.show(self._loop.now_ns())
             for guest in under.running():
                 if is_idle:
-                    self._go(guest)
-                guest.stdio.say(
+                    self._thaw(guest)
+                guest.stdio.write_notice(
                     f"its device was taken, and it is parked: `sublet lease acquire --resume {under.lease}` goes on "
                     "with it"
                 )
-                guest.tell(GuestNews(guest=guest.id, what="parked"))
+                guest.notify(GuestNews(guest=guest.id, what="parked"))
         finally:  # whatever could not be said: they are there by now
             leaving.moved()
 
@@ -327,7 +327,7 @@ class Parker:
         for guest in leaving.tenancy.running():
             if guest.state is GuestState.PARKING:
                 guest.now(GuestEvent.STAYED)
-            self._go(guest)
+            self._thaw(guest)
         leaving.failed(why)
 
     def _now_under(self, guest: GuestProcess, tenancy: LeaseRuntime, event: GuestEvent) -> None:
@@ -351,7 +351,7 @@ class Parker:
         guests = list(tenancy.running())
         if not guests:
             return 0
-        look = self._trees.look([])
+        look = self._trees.scan([])
         stats = [stat for guest in guests for stat in look.of(guest.tree)]
         seen = sum(stat.rss_pages for stat in stats) * PAGE_BYTES
         on_cards = self._of_cards(tenancy, {stat.pid for stat in stats})
@@ -374,7 +374,7 @@ class Parker:
         return {use.pid for use in self.uses if use.card in cards and use.bytes}
 
     def _pids(self, guests: Iterable[GuestProcess]) -> list[int]:
-        look = self._trees.look([])
+        look = self._trees.scan([])
         return [stat.pid for guest in guests for stat in look.of(guest.tree)]
 
 
@@ -418,7 +418,7 @@ class Standstill:
         for guest in guests:
             self._going.discard(guest.id)
             self._freeze(guest)
-        look = self._trees.look([guest.tree for guest in guests])
+        look = self._trees.scan([guest.tree for guest in guests])
         still = True
         for guest in guests:
             group, frozen = guest.tree.group, guest.id in self._frozen
@@ -429,7 +429,7 @@ class Standstill:
                     still &= self._stop(guest.id, stat)
         return still
 
-    def go(self, guest: GuestProcess) -> bool:
+    def thaw(self, guest: GuestProcess) -> bool:
         """On as before; harmless where it does not stand still. Whether all of it does; else it is to be called again:
         a process is continued through a descriptor, and there may be none."""
         self._going.add(guest.id)
@@ -536,7 +536,7 @@ def _ask(guest: GuestProcess) -> socket.socket | None:
         return None
     visit = Visit(service=Service.CACHES, tenant=guest.tenant, lease=guest.lease, epoch=guest.epoch, operations=())
     try:
-        guest.visits.hand(visit, theirs)
+        guest.visits.pass_socket(visit, theirs)
     except SubletError:
         ours.close()
         return None

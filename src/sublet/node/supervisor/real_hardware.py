@@ -62,7 +62,7 @@ class RealHardware:
         saved_of: Callable[[LeaseId], Saved | None],
     ) -> None:
         """``cut`` ends every connection of a lease. ``on_moved`` is told when the guests of a lease were taken off its
-        devices alive, or when that failed. ``still_left`` says what a predecessor's guests of a lease still have here,
+        devices alive, or when that failed. ``remaining`` says what a predecessor's guests of a lease still have here,
         empty if nothing; ``name_of`` what its holder calls a lease; ``saved_of`` what was published for it."""
         self.tenancies: dict[LeaseId, LeaseRuntime] = {}
         """The newest of each lease."""
@@ -92,7 +92,7 @@ class RealHardware:
         self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
     ) -> None:
         for card in filter(None, (card_uuid(part.resource) for part in parts)):
-            self.cards.lent(card, self._now_ns())
+            self.cards.before_use(card, self._now_ns())
         tenancy = self.tenancies.get(lease)
         if tenancy is None or tenancy.over is not None:  # what was ended before does not go on under this epoch
             self.tenancies[lease] = LeaseRuntime(
@@ -129,23 +129,23 @@ class RealHardware:
         tenancy.show(self._now_ns())
         for guest in tenancy.running():
             if notice is None:
-                guest.stdio.say("the lease is not taken after all")
-                guest.tell(GuestNews(guest=guest.id, what="spared"))
+                guest.stdio.write_notice("the lease is not taken after all")
+                guest.notify(GuestNews(guest=guest.id, what="spared"))
             else:
                 self._announce(guest, notice)
 
-    def say(self, lease: LeaseId, line: str) -> None:
+    def notify_guests(self, lease: LeaseId, line: str) -> None:
         """Tell all guests of the lease."""
         tenancy = self.tenancies.get(lease)
         for guest in tenancy.running() if tenancy is not None else ():
-            guest.stdio.say(line)
+            guest.stdio.write_notice(line)
 
     def _announce(self, guest: GuestProcess, notice: Notify) -> None:
         take_at_ns = notice.take_at_ns or 0
         left_s = max(0.0, (take_at_ns - self._now_ns()) / NS_PER_S)
         because = f": {notice.detail}" if notice.detail else ""
-        guest.stdio.say(f"this lease is taken in {left_s:.0f} s ({notice.reason}{because}); save now")
-        guest.tell(
+        guest.stdio.write_notice(f"this lease is taken in {left_s:.0f} s ({notice.reason}{because}); save now")
+        guest.notify(
             GuestNews(guest=guest.id, what="notice", reason=notice.reason, take_at_ns=take_at_ns, detail=notice.detail)
         )
 
@@ -160,25 +160,25 @@ class RealHardware:
             self._let_leave(tenancy, line, EndReason.EXPIRED)
             return
         line = f"this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
-        self._guests.tell(tenancy.running(), line, None)
+        self._guests.terminate(tenancy.running(), line, None)
         for guest in tenancy.running():
-            guest.tell(GuestNews(guest=guest.id, what="notice", reason=EndReason.EXPIRED, take_at_ns=deadline_ns))
+            guest.notify(GuestNews(guest=guest.id, what="notice", reason=EndReason.EXPIRED, take_at_ns=deadline_ns))
 
     def _let_leave(self, tenancy: LeaseRuntime, line: str, reason: EndReason) -> None:
         """What is parked goes on for as long as it takes to save. Its page says that it has no device, and the signal
         to leave is the first thing that it meets."""
-        self._guests.tell(tenancy.running(), line, reason)
-        self._parker.let_leave(tenancy)
+        self._guests.terminate(tenancy.running(), line, reason)
+        self._parker.resume_to_end(tenancy)
 
-    def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
+    def cancel_warning(self, lease: LeaseId, epoch: Epoch, /) -> None:
         tenancy = self.tenancies.get(lease)
         if tenancy is None or tenancy.is_parked:  # a guest that was told to leave is leaving
             return
         tenancy.expiring = False
         tenancy.show(self._now_ns())
         for guest in tenancy.running():
-            guest.stdio.say("the lease was renewed after all")
-            guest.tell(GuestNews(guest=guest.id, what="spared"))
+            guest.stdio.write_notice("the lease was renewed after all")
+            guest.notify(GuestNews(guest=guest.id, what="spared"))
 
     # ---- parking ----
 
@@ -203,7 +203,7 @@ class RealHardware:
 
         def failed(why: str) -> None:
             detail = f"its device was taken, and it could not be parked: {why}"
-            self.tell(lease, epoch, reason, until_ns, detail, self._now_ns())
+            self.announce_end(lease, epoch, reason, until_ns, detail, self._now_ns())
             self._on_moved(lease)
 
         return self._parker.park(tenancy, other, room, until_ns, moved=moved, failed=failed)
@@ -219,7 +219,7 @@ class RealHardware:
 
     # ---- when it is over ----
 
-    def tell(
+    def announce_end(
         self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
     ) -> None:
         tenancy = self.tenancies.get(lease)
@@ -233,7 +233,7 @@ class RealHardware:
         if grace_s > 0:
             line += f"; what still runs in {grace_s:.1f} s is ended"
         if not tenancy.is_parked:
-            self._guests.tell(tenancy.running(), line, reason)
+            self._guests.terminate(tenancy.running(), line, reason)
         elif grace_s > 0:
             self._let_leave(tenancy, f"its parking {line}", reason)
         else:  # it stands still, and there is no time for it to do anything
@@ -253,11 +253,11 @@ class RealHardware:
                     return True
         return bool(self._still_left(lease))
 
-    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
+    def why_alive(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
         found = [guest for tenancy in self._of(lease, epoch) for guest in tenancy.running()]
         return self._guests.why_alive(found) if found else self._still_left(lease)
 
-    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
+    def verify(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         if self._guests.strangers:
             return NotYet(
                 what=f"{self._guests.strangers} processes run here and hide whose they are",
@@ -271,7 +271,7 @@ class RealHardware:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._remember(tenancy)
             self._drop(tenancy)
-        store = self._stores.left(resource, lease, epoch)
+        store = self._stores.remaining(resource, lease, epoch)
         if store:  # what the lease had elsewhere need not wait for it
             return NotYet(what=store, again_ns=now_ns + LOOK_AGAIN_NS)
         self._kills.pop((lease, resource), None)
@@ -280,7 +280,7 @@ class RealHardware:
         if not card:  # its memory was memory of its guests, and went back to the kernel with them
             return Clean(metered=metered, saved=saved)
         neighbours = any(one.lease != lease and resource in one.resources for one in self._all())
-        verdict = self.cards.look(card, lease, epoch, neighbours=neighbours, now_ns=now_ns)
+        verdict = self.cards.verify(card, lease, epoch, neighbours=neighbours, now_ns=now_ns)
         return replace(verdict, metered=metered, saved=saved) if isinstance(verdict, Clean) else verdict
 
     def _remember(self, tenancy: LeaseRuntime) -> None:
@@ -420,7 +420,7 @@ class CardCleaning:
         """Whether programs of others that were on a card when it was lent may stay there."""
         self._cards: dict[str, _Card] = {}
 
-    def lent(self, card: str, now_ns: int) -> None:
+    def before_use(self, card: str, now_ns: int) -> None:
         """It is about to be used: what it is set to now is what it is set to again afterwards, and what draws with it
         now may go on."""
         known = self._cards.setdefault(card, _Card())
@@ -449,7 +449,7 @@ class CardCleaning:
         if known is not None:
             known.since_ns, known.settings = None, ""
 
-    def look(self, card: str, lease: LeaseId, epoch: Epoch, *, neighbours: bool, now_ns: int) -> Verdict:
+    def verify(self, card: str, lease: LeaseId, epoch: Epoch, *, neighbours: bool, now_ns: int) -> Verdict:
         """How far it has come. With neighbours on the card nothing can be said of its memory as a whole, and nothing
         is overwritten: tenants that share a card have agreed to that."""
         if neighbours:

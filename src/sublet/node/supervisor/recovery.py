@@ -59,11 +59,11 @@ class Predecessor:
             time.sleep(PAUSE_S)
         self._clear_all()
         if not is_done:
-            later(self._go_on)
+            later(self._retry)
         for name in damaged:
             notes.discard(name)
 
-    def still_left(self, lease: LeaseId) -> str:
+    def remaining(self, lease: LeaseId) -> str:
         """What its guests of this lease still have here, in words; empty if nothing. Each question is an attempt."""
         if lease not in self._sweep.left:
             return ""
@@ -71,7 +71,7 @@ class Predecessor:
         self._clear(lease)
         return (self._sweep.why_left(lease) or "something of it still runs") if lease in self._sweep.left else ""
 
-    def _go_on(self) -> None:
+    def _retry(self) -> None:
         """Try again unasked, since no question comes for what has no device, or is nothing but a group. Where no
         process is left none is looked for: by now the number of their session may belong to a stranger."""
         is_done = self._sweep.again() if self._sweep.left else self._sweep.remove_groups()
@@ -186,12 +186,12 @@ class Sweep:
 
     def again(self) -> bool:
         """One attempt: look, stop, kill, look. True when nothing was left and the groups are gone."""
-        self._look()  # first, so that it is known what there was
+        self._scan()  # first, so that it is known what there was
         for group in self._all_groups():
             group.kill()
         stopped = dict[ProcessInstance, None]()
         for _ in range(_STOP_ROUNDS):
-            fresh = [stat.identity for stat in self._look() if stat.identity not in stopped]
+            fresh = [stat.identity for stat in self._scan() if stat.identity not in stopped]
             for identity in fresh:
                 self._procs.send(identity, signal.SIGSTOP)
                 stopped[identity] = None
@@ -199,7 +199,7 @@ class Sweep:
                 break
         for identity in stopped:
             self._procs.send(identity, signal.SIGKILL)
-        self._look()
+        self._scan()
         self.groups_left = self._remove_groups() if not self.left else []
         return not self.left and not self.groups_left
 
@@ -223,7 +223,7 @@ class Sweep:
             self._found_groups = [group for groups in self._groups for group in groups.found()]
         return self._found_groups
 
-    def _look(self) -> list[ProcessStat]:
+    def _scan(self) -> list[ProcessStat]:
         table = self._procs.table()
         owners = self._marked(table)
         owners.update((identity.pid, lease) for identity, lease in self._noted.items() if table.find(identity))

@@ -141,7 +141,7 @@ class Supervisor:
             launch=self._launch,
             logs=os.path.join(settings.state, "guests"),
             on_gone=self._guest_gone,
-            on_look=self._looked,
+            on_look=self._on_scan,
         )
         self._allowed = allowance(files, guests_max=GUESTS_MAX, holders_max=HOLDERS_MAX)
         self.guests.room.guests_max, self.guests.room.why = self._allowed.guests, self._allowed.why
@@ -173,7 +173,7 @@ class Supervisor:
             now_ns=self.loop.now_ns,
             cut=self._cut,
             on_moved=self._guest_gone,
-            still_left=self._predecessor.still_left,
+            still_left=self._predecessor.remaining,
             name_of=lambda lease: "" if self.node is None else self.node.names.get(lease, ""),
             saved_of=self._saved_of,
         )
@@ -201,16 +201,16 @@ class Supervisor:
         self.guests.priority.back()
 
     def _store_leaves(self, store: StoredFolder) -> None:
-        self._desk.publishing.left(store)
+        self._desk.publishing.lease_ended(store)
 
     def _store_stuck(self, store: StoredFolder) -> None:
-        self._desk.stuck(store)
+        self._desk.on_stuck(store)
 
     def _open_door(self) -> str:
         return self._desk.open_door()
 
-    def _looked(self, look: ProcessSnapshot) -> None:
-        self._memory.look(look)
+    def _on_scan(self, look: ProcessSnapshot) -> None:
+        self._memory.check(look)
 
     def _saved_of(self, lease: LeaseId) -> Saved | None:
         return self._desk.publishing.saved.get(lease)
@@ -252,8 +252,8 @@ class Supervisor:
         for tenancy in tuple(self.premises.tenancies.values()):
             self._safely(lambda tenancy=tenancy: tenancy.show(now_ns))  # type: ignore[misc]
             self._safely(lambda tenancy=tenancy: self._cut_tally(tenancy))  # type: ignore[misc]
-        self._safely(self.guests.look_after)
-        self._safely(self._look_after_stores)
+        self._safely(self.guests.scan)
+        self._safely(self._measure_stores)
         self._safely(lambda: self._claim_again(now_ns))
         self._safely(self._stop_if_idle)
 
@@ -261,12 +261,14 @@ class Supervisor:
         if not tenancy.cut_tally():
             return
         for guest in tenancy.running():
-            guest.stdio.say("it wrote into the file of what its lease has counted, which is not for data, and is ended")
+            guest.stdio.write_notice(
+                "it wrote into the file of what its lease has counted, which is not for data, and is ended"
+            )
         self.guests.kill(tenancy.running(), EndReason.GUEST_FAILED)
 
-    def _look_after_stores(self) -> None:
-        for lease, line in self._launch.stores.look_after():
-            self.premises.say(lease, line)
+    def _measure_stores(self) -> None:
+        for lease, line in self._launch.stores.measure():
+            self.premises.notify_guests(lease, line)
 
     def _safely(self, call: Callable[[], None]) -> None:
         """Call it; an internal error in it is logged and has no further effect."""
@@ -280,7 +282,7 @@ class Supervisor:
         run on."""
         tenancy = self.premises.tenancies.get(lease)
         for guest in tuple(tenancy.running()) if tenancy is not None else ():
-            self.guests.broken(guest.id)
+            self.guests.fail_guest(guest.id)
 
     def _claim_again(self, now_ns: int) -> None:
         """What another office has may be free by now."""
@@ -405,7 +407,7 @@ class Supervisor:
         return self.guests.page(found, asked.after)
 
     def list_processes(self, asked: ListProcesses) -> Processes:
-        look = self._trees.look()
+        look = self._trees.scan()
         if asked.uses:
             self._parker.uses = asked.uses
             self._end_offenders(asked.uses, look)
@@ -413,7 +415,7 @@ class Supervisor:
                 self.node.counted(self.loop.now_ns())
                 self._step()
         if asked.let_go:
-            self._suspending.let_go()
+            self._suspending.end_if_idle()
         guests = (stat.pid for stats in look.members.values() for stat in stats)
         return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
 
@@ -435,15 +437,15 @@ class Supervisor:
         for offender in self._vram_watch.offenders(uses, owners, parts):
             guest = self.guests.by_id[offender.guest]
             if not offender.is_warned:
-                guest.stdio.say(offender.line)
+                guest.stdio.write_notice(offender.line)
                 continue
             if not guest.is_told_of_memory:
                 guest.is_told_of_memory = True
-                guest.stdio.say(offender.line)
+                guest.stdio.write_notice(offender.line)
             self.guests.kill([guest], EndReason.OUT_OF_MEMORY)
 
     def _lost(self, guest: GuestProcess, why: str) -> None:
-        guest.stdio.say(f"it could not be put back on its device, and is ended: {why}")
+        guest.stdio.write_notice(f"it could not be put back on its device, and is ended: {why}")
         self.guests.kill([guest], EndReason.DEVICE_LOST)
 
     def end_guest(self, asked: EndGuest) -> None:

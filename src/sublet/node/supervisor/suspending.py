@@ -94,7 +94,7 @@ class Suspending:
         bare = [[_bare(old), _bare(new)] for old, new in pairs] if moved else []
         self._ask(_Question({"do": "resume", "pids": list(pids), "pairs": bare}, told, self._resume_s))
 
-    def let_go(self) -> None:
+    def end_if_idle(self) -> None:
         """End the program if nothing is asked of it: it keeps every card open, and so from being reset."""
         if not self._asked:
             self._over()

@@ -116,11 +116,11 @@ class VolumeService:
             under=guest.lease,
         )
 
-    def stuck(self, store: StoredFolder) -> None:
+    def on_stuck(self, store: StoredFolder) -> None:
         """A store could not be put away. Guests of its own lease are gone by now; a borrower may be in the way."""
         tenancy = self._tenancies.get(store.note.lease)
         reason = tenancy.over if tenancy is not None and tenancy.over is not None else EndReason.RELEASED
         users = [guest for guest in self._guests.of(None) if store.note.lease in guest.volumes]
         for guest in users:
-            guest.stdio.say("the lease of the volume that this command uses is over, so it is ended")
+            guest.stdio.write_notice("the lease of the volume that this command uses is over, so it is ended")
         self._guests.kill(users, reason)

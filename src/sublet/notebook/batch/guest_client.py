@@ -104,7 +104,7 @@ class GuestClient:
     def interrupt(self) -> None:
         self._is_interrupted.set()
 
-    async def hang_up(self) -> None:
+    async def stop(self) -> None:
         self._is_over = True
         if self._reader is not None:
             with contextlib.suppress(SubletError, OSError):

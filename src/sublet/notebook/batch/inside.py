@@ -201,7 +201,7 @@ def _restored_from_volume(name: str, number: int) -> list[str]:
         try:
             return _restored(volume.store, number)
         finally:
-            owner.leave()
+            owner.release_volume()
 
 
 def _beside() -> dict[str, Any]:

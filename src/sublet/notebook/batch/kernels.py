@@ -24,7 +24,7 @@ from sublet.notebook.batch.guest_client import GuestClient, beside
 from sublet.notebook.batch.job_options import JobLeaseOptions
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import KernelVolume, Owner
-from sublet.notebook.resume import give_up, go_on, is_parked
+from sublet.notebook.resume import end_parked, go_on, is_parked
 from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
 from sublet.wire.unix import ADDRESS_BYTES_MAX
@@ -201,7 +201,7 @@ class WholeKernel(_Kernel):
         self._busy.enter_context(self.lease.activity("a notebook"))
         self._volume = await beside(self._own_volume)
         self._guest = await beside(self._started)
-        self.client.km = self.client.kc = GuestClient(self._guest, self._look)
+        self.client.km = self.client.kc = GuestClient(self._guest, self._resume_if_parked)
 
     def _acquired(self) -> Lease:
         asked = self._asked
@@ -246,7 +246,7 @@ class WholeKernel(_Kernel):
     def place(self, folder: str) -> str:
         return folder if self._volume is None else ""
 
-    def _look(self) -> None:
+    def _resume_if_parked(self) -> None:
         """Its device was taken and it lives on without one: wait in line for another, and go on where it was."""
         lease, guest = self.lease, self._guest
         if lease is None or guest is None or not is_parked(lease):
@@ -277,14 +277,14 @@ class WholeKernel(_Kernel):
     async def close(self, *, now: bool) -> None:
         lease, self.lease = self.lease, None
         if isinstance(self.client.kc, GuestClient):
-            await self.client.kc.hang_up()
+            await self.client.kc.stop()
         self._busy.close()
         if self._guest is not None:
             self._guest.close()
         if lease is not None:
             with contextlib.suppress(SubletError):
-                await beside(lambda: give_up(self._connect(), lease) if is_parked(lease) else lease.release())
-        await beside(self._owner.leave)
+                await beside(lambda: end_parked(self._connect(), lease) if is_parked(lease) else lease.release())
+        await beside(self._owner.release_volume)
 
 
 async def _awaited(found: Any) -> Any:

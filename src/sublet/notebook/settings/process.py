@@ -441,7 +441,7 @@ class _Reloaded:
 
     def read(self) -> Entries:
         if len(sys.modules) != self._count:
-            self._look()
+            self._refresh()
         found = {}
         for name, (spec, number) in list(self._specs.items()):
             now = getattr(sys.modules.get(name), "__spec__", None)
@@ -451,7 +451,7 @@ class _Reloaded:
                 found[name] = self._specs[name][1]
         return found
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if not self._count:
             self._installed = _installed()
         self._count = len(sys.modules)

@@ -17,7 +17,7 @@ from sublet.office.api.to_wire import rfc3339
 from sublet.office.journal.history import AuditHistory, wire_lines
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.bills import Usage, check_window, fold, micros_of, to_csv
-from sublet.office.ledger.budgets import money, parse_amount, stands
+from sublet.office.ledger.budgets import money, parse_amount, standing_now
 from sublet.office.ledger.neighbours import RULES, noisy
 from sublet.office.ledger.records import BudgetRecord, Now
 from sublet.office.ledger.spending import account_of, bounds, budget_id
@@ -193,7 +193,7 @@ def _answer(service: ApiService, command: cmd.SetBudget | cmd.CreditBudget) -> A
 
 def _view(service: ApiService, budget: BudgetRecord, now: Now) -> BudgetView:
     state = service.driver.ledger.state
-    found = stands(state, budget, now)
+    found = standing_now(state, budget, now)
     window, since_wall_ns, ends_wall_ns = bounds(budget, now.wall_ns)
     next_wall_ns = None if found.next_ns is None else found.next_ns - now.ns + now.wall_ns
     if next_wall_ns is not None and next_wall_ns >= (now.wall_ns + FAR_NS if ends_wall_ns is None else ends_wall_ns):

@@ -361,7 +361,7 @@ async def show(service: ApiService, call: ApiCall) -> ApiReply:
         service.driver.presence.seen(lease.id, service.driver.clock.now_ns())
     if wait_s:
         await service.changed(lease, call.query.get("after", lease.status.value), call, wait_s)
-    await service.driver.settled(lease.id)
+    await service.driver.wait_confirmed(lease.id)
     service.lease(call)  # it may have been forgotten meanwhile
     return json_reply(_current(service, call.id, service.driver.now()))
 

@@ -138,7 +138,7 @@ async def queue(service: ApiService, call: ApiCall) -> ApiReply:
 
 async def explain(service: ApiService, call: ApiCall) -> ApiReply:
     """Why a request waits, or what may end a lease. Looking is no sign of life of its holder."""
-    await service.driver.settled(service.lease(call).id)
+    await service.driver.wait_confirmed(service.lease(call).id)
     lease, now, ledger = service.lease(call), service.driver.now(), service.driver.ledger
     caller = None if call.caller.operator else call.caller.tenant
     return json_reply(explain_answer(ledger.explain(lease, now), ledger.state, now, caller))

@@ -358,7 +358,7 @@ class HolderWatch:
         elif found is ProcessFate.ALIVE:
             self._looked_at.add(process)
             if self._timer is None:
-                self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+                self._timer = self._loop.call_later(LOOK_EVERY_S, self._check_holders)
         else:
             self._looked_at.discard(process)
             leases = self._bound.of(process)
@@ -367,8 +367,8 @@ class HolderWatch:
                 HolderGone(process=process, leases=leases) if is_gone else HolderUnseen(process=process, leases=leases)
             )
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look) if self._looked_at else None
+    def _check_holders(self) -> None:
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._check_holders) if self._looked_at else None
         for process in list(self._looked_at):
             try:
                 self._watch(process)

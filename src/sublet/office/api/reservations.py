@@ -74,7 +74,7 @@ def spans_of(when: str, zone_name: str, now: Now) -> tuple[Span, ...]:
     return spans
 
 
-def look_ahead(driver: Driver) -> None:
+def plan_recurrences(driver: Driver) -> None:
     """Work out the instants to come of every rule: once as the office starts, since its time-zone database may be a
     newer one by now, and from then on whenever a reservation is over and not much is known of what follows."""
 

@@ -227,7 +227,7 @@ class _Protocol(HttpToolsProtocol):
         self._time_what_is_awaited()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._limits.left(self)
+        self._limits.disconnected(self)
         if self._peer is not None:
             self._connected.pop(self._peer, None)
         self._awaited = ""
@@ -241,23 +241,23 @@ class _Protocol(HttpToolsProtocol):
             self._late = None
         if self._awaited and self._late is None:
             self._looks = LOOKS
-            self._look_later(self._awaited)
+            self._schedule_check(self._awaited)
 
-    def _look_later(self, awaited: str) -> None:
+    def _schedule_check(self, awaited: str) -> None:
         part_s = (HEAD_S if awaited == "head" else BODY_S) / LOOKS
         slept_s = self.loop.time() + 2 * part_s
-        self._late = awaited, self.loop.call_later(part_s, self._look, awaited, slept_s)
+        self._late = awaited, self.loop.call_later(part_s, self._check_time, awaited, slept_s)
 
-    def _look(self, awaited: str, slept_s: float) -> None:
+    def _check_time(self, awaited: str, slept_s: float) -> None:
         """Count one part of the time. What comes from the moment ``slept_s`` on was late: the office slept."""
         if self.loop.time() < slept_s:
             self._looks -= 1
         if self._looks:
-            self._look_later(awaited)
+            self._schedule_check(awaited)
         else:
-            self._too_late()
+            self._time_out()
 
-    def _too_late(self) -> None:
+    def _time_out(self) -> None:
         if self.transport.is_closing():
             return
         self._on_limit("request_seconds")
@@ -288,7 +288,7 @@ class _Protocol(HttpToolsProtocol):
         self._awaited = "body"
         if self._is_silent:
             self._is_silent = False
-            self._limits.spoke(self)
+            self._limits.handshake_done(self)
         if came > HEAD_MAX_BYTES and self._head_size() > HEAD_MAX_BYTES:  # it is seldom worth adding up
             self._head_too_large()
         else:

@@ -206,11 +206,11 @@ class ApiService:
         self.driver.listen(self._note)
         self.driver.on_limit = self.limit
 
-    def go_by(self, limits: PolicyLimits) -> None:
+    def set_limits(self, limits: PolicyLimits) -> None:
         """These are the operator's limits from now on."""
         self.limits = limits
-        self.rate_limits.go_by(limits.rates())
-        self.shared.go_by(limits.shared())
+        self.rate_limits.set_rates(limits.rates())
+        self.shared.set_limits(limits.shared())
 
     def lease(self, call: ApiCall, *, operator_too: bool = True) -> LeaseRecord:
         """The lease of the call, if the caller may know of it. Another tenant's id and no id at all look the same."""

@@ -81,7 +81,7 @@ def _wall_of(instant_ns: int, now: Now) -> str:
 
 
 def end_view(end: EndRecord, saved_wall_ns: int | None = None) -> EndView:
-    way = end.way_with(saved_wall_ns)
+    way = end.reported_way(saved_wall_ns)
     return EndView(
         reason=end.reason.value,
         at=rfc3339(end.wall_ns),

@@ -58,9 +58,9 @@ class DiskRoom:
     def before_opening(self) -> None:
         """The journal is about to be opened, which needs some room."""
         if self._look_at_disk().free < TO_OPEN:
-            self.give_up()
+            self.remove_file()
 
-    def give_up(self) -> bool:
+    def remove_file(self) -> bool:
         """Remove the file, so that the journal has its place. False if there is none."""
         try:
             os.unlink(self.path)

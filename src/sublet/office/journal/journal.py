@@ -288,7 +288,7 @@ class Journal:
             try:
                 self._attempt(write, checkpoint_at)
             except sqlite3.Error as error:
-                if self._room is None or not is_full(error) or not self._room.give_up():
+                if self._room is None or not is_full(error) or not self._room.remove_file():
                     raise
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")

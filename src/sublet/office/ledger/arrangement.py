@@ -312,7 +312,7 @@ def declared_group(state: State, tenant: TenantId) -> GroupId | None:
     return group if group in state.books.groups else None
 
 
-def welcome(step: Step, tenant: TenantId) -> None:
+def apply_to_new_tenant(step: Step, tenant: TenantId) -> None:
     """A tenant that the file named was added: its budgets hold from here on."""
     state = step.state
     for name, amount in state.books.declared.budgets.items():

@@ -62,7 +62,8 @@ def check_prices(state: State, rates: Rates, missing: tuple[str, ...]) -> None:
     for budget in state.books.budgets.values():
         if budget.currency != rates.currency:
             raise InvalidRequest(
-                f"rates.toml counts in {rates.currency}, and the budget of {whose(budget)} is in {budget.currency}",
+                f"rates.toml counts in {rates.currency}, and the budget of {account_text(budget)} is in "
+                f"{budget.currency}",
                 do=f"Write the prices in {budget.currency} again; with them, `sublet budget rm` removes budgets.",
             )
     if state.books.budgets:
@@ -116,7 +117,7 @@ def check_windows(budgets: Sequence[BudgetRecord]) -> None:
     for shorter, longer in pairwise(found):
         if shorter.amount > longer.amount:
             raise InvalidRequest(
-                f"{whose(shorter)} would have {money(shorter.amount, shorter.currency)} {_per(shorter)} and "
+                f"{account_text(shorter)} would have {money(shorter.amount, shorter.currency)} {_per(shorter)} and "
                 f"{money(longer.amount, longer.currency)} {_per(longer)}, which is less",
                 do="Give the longer window at least as much.",
             )
@@ -200,7 +201,7 @@ def sentence(budget: BudgetRecord, now: Now) -> str:
     """The reason of a refusal or an end. It says nothing of what others have used."""
     window, _, ends_wall_ns = window_of(budget.per, now.wall_ns)
     limit = money(budget.amount + budget.credits.get(window, 0), budget.currency)
-    said = f"the budget of {whose(budget)} is used up: {limit} {_per(budget)}"
+    said = f"the budget of {account_text(budget)} is used up: {limit} {_per(budget)}"
     return said if ends_wall_ns is None else f"{said}; it begins anew at {_minute(ends_wall_ns)}"
 
 
@@ -209,11 +210,11 @@ def reached(budget: BudgetRecord, event: ev.BudgetReached) -> str:
     limit = f"{money(event.limit, budget.currency)} {_per(budget)}"
     match event.level:
         case BudgetLevel.WARNED:
-            return f"80 % of the budget of {whose(budget)} are used ({limit})"
+            return f"80 % of the budget of {account_text(budget)} are used ({limit})"
         case BudgetLevel.USED_UP:
-            return f"the budget of {whose(budget)} is used up ({limit})"
+            return f"the budget of {account_text(budget)} is used up ({limit})"
         case BudgetLevel.OPEN:
-            return f"less than 80 % of the budget of {whose(budget)} are used ({limit})"
+            return f"less than 80 % of the budget of {account_text(budget)} are used ({limit})"
 
 
 def _is_used_up(state: State, budget: BudgetRecord, now: Now) -> bool:
@@ -235,7 +236,7 @@ def _costs(state: State, lease: LeaseRecord) -> bool:
 # ---- what happens by itself ----
 
 
-def stands(state: State, budget: BudgetRecord, now: Now) -> Standing:
+def standing_now(state: State, budget: BudgetRecord, now: Now) -> Standing:
     """How it stands at this moment."""
     held = state.held_on.get(account_of(budget.tenant, budget.group), {})
     return standing(budget, state.books.spent[budget.id], held.values(), state.rates, now)
@@ -244,7 +245,7 @@ def stands(state: State, budget: BudgetRecord, now: Now) -> Standing:
 def settle(step: Transaction, budget: BudgetRecord) -> Standing:
     """Take note of what is used, and do what follows: once it is used up, and once it no longer is."""
     state = step.state
-    found = stands(state, budget, step.now)
+    found = standing_now(state, budget, step.now)
     spent = state.books.spent[budget.id]
     before = spent.level if spent.window == found.window else BudgetLevel.OPEN
     if found.level is not before:
@@ -261,7 +262,7 @@ def settle(step: Transaction, budget: BudgetRecord) -> Standing:
         if found.level is BudgetLevel.USED_UP:
             _end(step, lease, budget)
         elif lease.notice is not None and lease.notice.budget == budget.id and lease.status is LeaseStatus.NOTICED:
-            step.spare(lease)
+            step.cancel_notice(lease)
     return found
 
 
@@ -271,7 +272,7 @@ def lift(step: Transaction) -> None:
     for lease in step.state.leases.values():
         named = lease.notice.budget if lease.status is LeaseStatus.NOTICED and lease.notice is not None else None
         if named is not None and named not in books.budgets:
-            step.spare(lease)
+            step.cancel_notice(lease)
 
 
 def _of(state: State, budget: BudgetRecord) -> list[LeaseRecord]:
@@ -303,7 +304,7 @@ def _end(step: Transaction, lease: LeaseRecord, budget: BudgetRecord) -> None:
             # One that was told of a later end, as for a drain in an hour. Where another request or a reservation is to
             # have its device it has the notice of its tier, or as long as its last save took.
             if lease.notice.beneficiary is None and lease.notice.reservation is None and lease.parks is None:
-                step.spare(lease)
+                step.cancel_notice(lease)
                 step.notice(lease, EndReason.BUDGET, notice_ns, why, budget=budget.id)
         case _:
             pass
@@ -318,7 +319,7 @@ def _per(budget: BudgetRecord) -> str:
     return _PER[budget.per]
 
 
-def whose(budget: BudgetRecord) -> str:
+def account_text(budget: BudgetRecord) -> str:
     """Tenant or group, with its name."""
     return account_of(budget.tenant, budget.group).replace("/", " ")
 

@@ -27,7 +27,7 @@ def bound_of(quota: Quota) -> int:
     return (quota.burst_seconds or 0) * MILLIS_PER_DEVICE * NS_PER_S * HOUR
 
 
-def left(record: BurstRecord, now_ns: int) -> int:
+def remaining(record: BurstRecord, now_ns: int) -> int:
     """Of the credit, at this moment or, if nothing happens, at a later one."""
     rate = record.refill * MILLIS_PER_DEVICE - record.drawn * HOUR
     return max(0, min(record.bound, record.credit + rate * (now_ns - record.at_ns)))
@@ -47,7 +47,7 @@ def account(state: State, tenant: TenantId, now_ns: int) -> BurstRecord:
     if known is None:
         return BurstRecord(at_ns=now_ns, credit=bound, bound=bound, refill=refill)
     return BurstRecord(
-        at_ns=now_ns, credit=min(bound, left(known, now_ns)), bound=bound, refill=refill, drawn=known.drawn
+        at_ns=now_ns, credit=min(bound, remaining(known, now_ns)), bound=bound, refill=refill, drawn=known.drawn
     )
 
 
@@ -74,4 +74,4 @@ def covered_from(state: State, lease: LeaseRecord, millis: int, now_ns: int) -> 
 
 def left_seconds(state: State, tenant: TenantId, now_ns: int) -> int:
     """For people."""
-    return left(account(state, tenant, now_ns), now_ns) // (MILLIS_PER_DEVICE * NS_PER_S * HOUR)
+    return remaining(account(state, tenant, now_ns), now_ns) // (MILLIS_PER_DEVICE * NS_PER_S * HOUR)

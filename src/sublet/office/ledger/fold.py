@@ -22,7 +22,7 @@ from sublet.lease.states import (
     next_slice,
 )
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.burst_credit import left
+from sublet.office.ledger.burst_credit import remaining
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.fold_spending import (
     account,
@@ -197,7 +197,7 @@ def _resource_returned(state: State, event: ev.ResourceReturned, now: Now) -> No
 def _foreign_seen(state: State, event: ev.ForeignSeen, now: Now) -> None:
     resource = state.resources[event.resource]
     resource.foreign = event.foreign
-    state.rooms[resource.id].let_others_have(event.foreign)
+    state.rooms[resource.id].subtract_foreign(event.foreign)
     state.capacity_version += 1
 
 
@@ -295,7 +295,7 @@ def _no_longer_draws(state: State, lease: LeaseRecord, now: Now) -> None:
     if lease.draws:
         known = state.books.bursts[lease.tenant]
         state.books.bursts[lease.tenant] = msgspec.structs.replace(
-            known, at_ns=now.ns, credit=left(known, now.ns), drawn=known.drawn - lease.draws
+            known, at_ns=now.ns, credit=remaining(known, now.ns), drawn=known.drawn - lease.draws
         )
         lease.draws = 0
 

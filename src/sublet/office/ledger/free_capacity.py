@@ -64,7 +64,7 @@ class Room:
     def without_leases(cls, resource: ResourceRecord) -> Room:
         """As if every lease had ended. The office cannot make strangers leave."""
         room = cls.empty(resource)
-        room.let_others_have(resource.foreign)
+        room.subtract_foreign(resource.foreign)
         return room
 
     @classmethod
@@ -78,7 +78,7 @@ class Room:
         """How many thousandths of the device a shared part of it is."""
         return max(1, min(amount, self.capacity) * MILLIS_PER_DEVICE // self.capacity)
 
-    def let_others_have(self, foreign: ForeignRecord | None) -> None:
+    def subtract_foreign(self, foreign: ForeignRecord | None) -> None:
         """So much is no longer free, in place of what was not before."""
         amount = 0 if foreign is None else foreign.amount
         self.free += self.foreign - amount
@@ -134,7 +134,7 @@ class Room:
             self.reserved,
         )
 
-    def once_all_have_left(self) -> Room:
+    def after_all_leases(self) -> Room:
         """As if every lease had come to its end. What waits for a person, or for a volume's time, does not count."""
         room = self.copy()
         room.free = max(self.free, self.capacity - self.foreign - self.stays)  # a volume it goes on with is free to it

@@ -171,8 +171,8 @@ def claim(step: Step, schedule: Schedule, command: cmd.Claim) -> Answer:
     match lease.status:
         case LeaseStatus.GRANTED:
             if lease.claim_by_ns is not None and step.now.ns >= lease.claim_by_ns:
-                schedule.lapse(step, lease)
-                raise _lapsed(lease)
+                schedule.on_timer(step, lease)
+                raise _claim_too_late(lease)
             step.claim(lease)
             bound_leases.bind(step, lease, command.process)
             return Granted(lease=lease)
@@ -271,7 +271,7 @@ def answer_now(step: Step, lease: LeaseRecord, place: int | None = None) -> Answ
             return Granted(lease=lease)
 
 
-def _lapsed(lease: LeaseRecord) -> LeaseEnded:
+def _claim_too_late(lease: LeaseRecord) -> LeaseEnded:
     """What a claim that came too late is told."""
     if lease.end is not None:
         return ended_error(lease)

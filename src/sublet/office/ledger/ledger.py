@@ -44,13 +44,13 @@ class Ledger:
     def __init__(self, policy: Policy, state: State | None = None) -> None:
         self.state = state or State.fresh(policy)
         self._schedule = Schedule(policy, self.state)
-        self.go_by(policy)
+        self.set_policy(policy)
         self._unconfirmed = Unconfirmed(self.state, policy.resend_every_ns)
 
-    def go_by(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Decide by this policy from the next command on. What was granted stays."""
         self.policy = policy
-        self._schedule.go_by(policy)
+        self._schedule.set_policy(policy)
         self.state.quota_default = policy.quota_default
 
     def handle(self, command: cmd.Command, now: Now) -> Outcome:
@@ -61,18 +61,18 @@ class Ledger:
             self._unconfirmed.confirm(command.report)
         if type(command) is not cmd.OpenOffice:
             if self._schedule.is_reservation_due(now):
-                step.as_office()
-                self._schedule.settle_reservations(step)
+                step.act_as_system()
+                self._schedule.update_reservations(step)
             if self._schedule.is_budget_due(self.state, now):
-                step.as_office()
-                self._schedule.settle_budgets(step)
+                step.act_as_system()
+                self._schedule.update_budgets(step)
             step.by = command.actor
         try:
             answer = _HANDLERS[type(command)](step, self._schedule, command)
         except SubletError as error:
             answer = error
-        step.as_office()
-        self._schedule.settle(step)
+        step.act_as_system()
+        self._schedule.schedule(step)
         if type(command) in _BRINGS_AGENTS:
             self._unconfirmed.rebuild(step)
         if type(command) is cmd.AgentReport and type(command.report) is TornDown:

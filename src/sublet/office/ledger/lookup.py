@@ -47,7 +47,7 @@ def must_be_live(step: Step, lease: LeaseRecord) -> None:
     due = step.state.due_at(lease)
     if due is not None and step.now.ns >= due and not parking.keep(step, lease):
         # Its timer has not fired yet, but its time is over all the same.
-        step.as_office()
+        step.act_as_system()
         step.end_when_due(lease)
         raise ended_error(lease)
 
@@ -60,6 +60,6 @@ def ended_error(lease: LeaseRecord) -> LeaseEnded:
         end = replace(end, resume_hint=lease.end.resume.advice, parked=lease.end.resume.hint)
     if lease.saved_wall_ns is not None:
         end = replace(end, saved_at=rfc3339(lease.saved_wall_ns))
-    if (way := lease.end.way_with(lease.saved_wall_ns)) is not None:
+    if (way := lease.end.reported_way(lease.saved_wall_ns)) is not None:
         end = replace(end, way=way.value)
     return error_of_end(lease.id, end)

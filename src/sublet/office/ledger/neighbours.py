@@ -84,7 +84,7 @@ class _Crowd:
     there: set[TenantId] = field(default_factory=set)
     """The tenants that had something, or waited, while any tenant waited."""
 
-    def passes(self, length_ns: int) -> None:
+    def advance(self, length_ns: int) -> None:
         if not self.waiting or not length_ns:
             return
         self.crowded_ns += length_ns
@@ -174,7 +174,7 @@ def _walk(steps: list[tuple[int, int, TenantId, int]]) -> _Crowd:
     steps.sort()
     at_ns = steps[0][0] if steps else 0
     for until_ns, what, tenant, amount in steps:
-        crowd.passes(until_ns - at_ns)
+        crowd.advance(until_ns - at_ns)
         at_ns = until_ns
         if what == _HOLDS:
             crowd.holds(tenant, amount)

@@ -35,7 +35,7 @@ def open_office(step: Step, command: cmd.OpenOffice) -> Answer:
         raise InvalidRequest(f"incarnation {command.incarnation} is older than the journal's {books.incarnation}")
     moved = bool(books.clock_domain) and books.clock_domain != command.clock_domain
     if moved:
-        spent = _spent(step, command.slack_ns)
+        spent = _over_extended(step, command.slack_ns)
         last_ns = step.now.ns if command.last_ns is None else command.last_ns
         step.emit(
             ev.Rebased(clock_domain=command.clock_domain, shift_ns=step.now.ns - last_ns, extended_ns=command.slack_ns)
@@ -79,7 +79,7 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
     _check_user(step, tenant)
     _check_group(step, tenant)
     step.emit(ev.TenantSet(tenant=tenant))
-    arrangement.welcome(step, tenant.id)
+    arrangement.apply_to_new_tenant(step, tenant.id)
     return Done()
 
 
@@ -252,13 +252,13 @@ def drain(step: Step, command: cmd.Drain) -> Answer:
     for lease in [step.state.leases[lease] for lease in step.state.on_node[node.id]]:
         if not command.draining:
             if lease.notice is not None and lease.notice.reason is EndReason.DRAINED and lease.status in LIVE_STATES:
-                step.spare(lease)
+                step.cancel_notice(lease)
             continue
         if lease.status is LeaseStatus.GRANTED:
             step.end(lease, EndReason.DRAINED, f"{node.id} is being emptied")
             continue
         if lease.notice is not None and lease.notice.reservation is not None and lease.status in LIVE_STATES:
-            step.spare(lease)  # another device will be chosen
+            step.cancel_notice(lease)  # another device will be chosen
         if lease.status is LeaseStatus.ACTIVE:
             notice_ns = command.notice_ns
             if notice_ns is None:
@@ -285,7 +285,7 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
         )
     for piece in held:
         if command.vouch:
-            if not volumes.vouched(step, piece):
+            if not volumes.confirm_removal(step, piece):
                 step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
         else:
             step.orders.append(orders.Verify(lease=piece.lease, epoch=piece.epoch, parts=(piece.part,)))
@@ -294,7 +294,7 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
     return Done()
 
 
-def _spent(step: Step, slack_ns: int) -> list[LeaseRecord]:
+def _over_extended(step: Step, slack_ns: int) -> list[LeaseRecord]:
     """Live leases whose extensions with this slack would exceed one time to live in all: their time is up."""
     return [
         lease

@@ -171,7 +171,7 @@ def _stays(step: Transaction, lease: LeaseRecord, notice: NoticeRecord) -> None:
     if waiting is not None and waiting.promise:
         step.drop_promise(waiting)
     else:
-        step.spare(lease)
+        step.cancel_notice(lease)
 
 
 def _ability(state: State, lease: LeaseRecord) -> Suspend:

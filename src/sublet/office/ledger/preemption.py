@@ -138,7 +138,7 @@ def victim(
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
     if is_idle:
         standing = 0
-    elif lease.tenant != request.tenant and has_had_its_turn(lease, request, state, now_ns, policy):
+    elif lease.tenant != request.tenant and must_yield_turn(lease, request, state, now_ns, policy):
         standing, reason = standing - 1, EndReason.FAIR_SHARE
     elif lease.tier is not Tier.SPOT and ran_ns < policy.min_run_batch_ns:
         return None
@@ -208,7 +208,7 @@ def _may_be_taken(lease: LeaseRecord, state: State, now_ns: int, policy: Policy)
     return lease.tier is Tier.BATCH and ran_ns >= policy.min_run_batch_ns
 
 
-def has_had_its_turn(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+def must_yield_turn(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
     """Whether its holder has held for the maximum, with this lease, and yields to this request; or with what it goes on
     with, in which case it yields only to requests that have not, and after a least run."""
     ran_ns = now_ns - held_since_ns(lease)
@@ -290,7 +290,7 @@ def _plan_on_node(
     for candidate in candidates:
         if floors.any and not _group_may_lose(candidate, chosen, request, floors, state):
             continue
-        _leave(candidate.lease, rooms)
+        _release_from(candidate.lease, rooms)
         chosen.append(candidate)
         if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
             break
@@ -298,9 +298,9 @@ def _plan_on_node(
         return None
     # Spare those that are not needed after all, first those that weigh most.
     for candidate in sorted(chosen, key=lambda v: (v.by_floor, v.standing), reverse=True):
-        _stay(candidate.lease, rooms)
+        _place_on(candidate.lease, rooms)
         if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is None:
-            _leave(candidate.lease, rooms)
+            _release_from(candidate.lease, rooms)
         else:
             chosen.remove(candidate)
     parts = fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix)
@@ -363,13 +363,13 @@ def _candidates(
     return ordered[:VICTIMS_MAX]
 
 
-def _leave(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
+def _release_from(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
     for part in lease.parts:
         if part.resource in rooms:
             rooms[part.resource].give_back(part, lease.tenant)
 
 
-def _stay(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
+def _place_on(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
     for part in lease.parts:
         if part.resource in rooms:
             rooms[part.resource].take(part, lease.tenant)

@@ -68,7 +68,7 @@ class Presence:
             self._connected.pop(lease, None)
         self.seen(lease, now_ns)
 
-    def gone(self, now_ns: int) -> list[LeaseId]:
+    def silent_holders(self, now_ns: int) -> list[LeaseId]:
         """Holders that were silent too long; each is named once."""
         found: list[LeaseId] = []
         while self._seen:

@@ -83,7 +83,7 @@ class RateLimits:
         """By tenant, or `group/NAME`, and by rate: one that was changed is counted anew."""
         self._leases: dict[TenantId, Bucket] = {}
 
-    def go_by(self, rates: RequestRates) -> None:
+    def set_rates(self, rates: RequestRates) -> None:
         """Other rates hold from now on; what one of them counts is counted anew where it has changed."""
         if rates.leases_per_hour != self.rates.leases_per_hour:
             self._leases.clear()

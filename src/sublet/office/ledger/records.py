@@ -278,7 +278,7 @@ class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
     resume: Parking | None = None
     """Where they live on, or are to."""
 
-    def way_with(self, saved_wall_ns: int | None) -> Way | None:
+    def reported_way(self, saved_wall_ns: int | None) -> Way | None:
         """The way as it is told, given when something was saved: a guest that saved has not lost everything."""
         return Way.SAVED if self.way is Way.NOT_SAVED and saved_wall_ns is not None else self.way
 

@@ -281,7 +281,7 @@ def _spare(step: Transaction, reservation: ReservationRecord, resources: Iterabl
         if lease.status is not LeaseStatus.NOTICED or notice is None or notice.reservation != reservation.id:
             continue
         if not any(part.resource in kept for part in lease.parts):
-            step.spare(lease)
+            step.cancel_notice(lease)
 
 
 def _whole_seconds(ns: int) -> str:

@@ -1,7 +1,7 @@
 """What happens by time: waiting requests are granted, victims chosen, deadlines enforced.
 
-``settle`` runs after every command that may have made room. It walks the line once, in order; what does not fit is not
-tried again in the same walk for a request of the same shape, so a long line of alike requests costs one look each.
+``schedule`` runs after every command that may have made room. It walks the queue once, in order; what does not fit is
+not tried again in the same walk for a request of the same shape, so a long line of alike requests costs one look each.
 
 Nothing is looked at because time has passed, but at the moments at which time changes something: a lease becomes one
 that may be taken (``_Moments``), an idle holder has rested, a quota of device time has room again. What came in between
@@ -118,7 +118,7 @@ class Schedule:
         """What is kept for a patient head of the line, on nodes that could have it."""
         self._is_policy_new = True
 
-    def go_by(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Decide by this policy from the next command on. One of its limits may be all that a request lacked."""
         self.policy, self._is_policy_new, self._settled_at_version = policy, True, -1
 
@@ -188,7 +188,7 @@ class Schedule:
         owners = [state.leases[guard.lease] for guard in self._guarded.values()] if self._guarded else ()
         return any(owner.promise or owner.status is not LeaseStatus.QUEUED for owner in owners)
 
-    def _guard(self, state: State, lease: LeaseRecord, now_ns: int) -> None:
+    def _reserve_nodes(self, state: State, lease: LeaseRecord, now_ns: int) -> None:
         """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
         would not do, because something is quarantined, no request is kept out for its sake."""
         kinds = kinds_of(lease)
@@ -200,7 +200,7 @@ class Schedule:
         guard = _Guard(lease.tier.rank, lease.id, lets_past)
         for node, here in promised_parts.rooms_for(state, lease).items():
             if node in unguarded:
-                left = [room.once_all_have_left() for room in here]
+                left = [room.after_all_leases() for room in here]
                 if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
                     for kind in kinds:
                         self._guarded.setdefault((node, kind), guard)
@@ -211,15 +211,15 @@ class Schedule:
             lease = step.state.pop_due(step.now.ns)
             if lease is None:
                 break
-            self.lapse(step, lease)
-        step.as_office()
+            self.on_timer(step, lease)
+        step.act_as_system()
         volumes.expire(step)
         self._forget(step)
 
-    def lapse(self, step: Step, lease: LeaseRecord) -> None:
+    def on_timer(self, step: Step, lease: LeaseRecord) -> None:
         """The time of this lease, in whatever state it is, has come."""
         now_ns = step.now.ns
-        step.as_office()
+        step.act_as_system()
         match lease.status:
             case LeaseStatus.QUEUED if lease.wait_until_ns is None or lease.wait_until_ns > now_ns:
                 step.emit(ev.PriorityGained(lease=lease.id))
@@ -240,25 +240,25 @@ class Schedule:
             case _:
                 raise AssertionError(f"{lease.id} is {lease.status} and has no time")
 
-    def settle(self, step: Step) -> None:
+    def schedule(self, step: Step) -> None:
         """Grant every request that fits now, and look for victims for those that do not, if it is time to. What has
         come with this command is looked at in a turn of its own."""
         if self._is_policy_new:
             for tenant in list(step.state.books.bursts):
                 burst_credit.go_by_quota(step, tenant)
             self._is_policy_new = False
-        self.settle_budgets(step)
+        self.update_budgets(step)
         if not step.state.books.reservations:
             self._reservations_at_ns = None
-            self._let_in(step)
+            self._grant_fitting(step)
         else:
-            self.settle_reservations(step)
+            self.update_reservations(step)
             before = len(step.events)
-            self._let_in(step)
-            self.settle_reservations(step, before)
-        self.settle_budgets(step)
+            self._grant_fitting(step)
+            self.update_reservations(step, before)
+        self.update_budgets(step)
         if self._moments.note(step.state, step.events, step.now.ns):
-            self._look_soon(step.state, step.now.ns + 1)
+            self._schedule_pass(step.state, step.now.ns + 1)
 
     def is_reservation_due(self, now: Now) -> bool:
         """Whether a reservation takes a step before anything is decided at this moment."""
@@ -276,7 +276,7 @@ class Schedule:
             found += [name for name in budgets_now if name not in known or _has_come(known[name], now)]
         return sorted(set(found))
 
-    def settle_budgets(self, step: Step) -> None:
+    def update_budgets(self, step: Step) -> None:
         """Look at the budgets of which something has changed, or whose moment has come, until nothing follows."""
         state, now = step.state, step.now
         if not (state.books.budgets or self._budgets):
@@ -302,7 +302,7 @@ class Schedule:
             min((ends_wall_ns for _, ends_wall_ns in moments if ends_wall_ns is not None), default=None),
         )
 
-    def settle_reservations(self, step: Step, begin: int = 0) -> None:
+    def update_reservations(self, step: Step, begin: int = 0) -> None:
         """``begin``: the first of the step's events that they have not seen."""
         state, now = step.state, step.now
         self._wall_ahead_ns = now.wall_ns - now.ns
@@ -312,7 +312,7 @@ class Schedule:
             reservations.settle(step)
             self._reservations_at_ns = reservations.next_wall_ns(state, now.wall_ns, self.policy)
 
-    def _let_in(self, step: Step) -> None:
+    def _grant_fitting(self, step: Step) -> None:
         state, now_ns = step.state, step.now.ns
         if not state.queued_count and not self._yields:  # nothing waits, and nothing is about to yield
             self._moments.have_come(now_ns)
@@ -320,12 +320,12 @@ class Schedule:
             return
         changed = state.capacity_version != self._settled_at_version or self._guards_nobody(state)
         if changed:
-            self._look_soon(state, now_ns)
+            self._schedule_pass(state, now_ns)
         due, yields = self._is_due(state, now_ns), self._holders_yield(step)
         if not (changed or due or yields):
             return
         if state.queued_count:
-            self._keep_promises(step)
+            self._grant_promised(step)
             self._admit(step, None if due else WALK_MAX)
             self._drop_above_limits(step)
         else:
@@ -344,10 +344,10 @@ class Schedule:
             self._looks_left -= 1
             self._look_at_ns = now_ns + self.policy.replan_every_ns if self._looks_left > 0 else None
         if self._guards_nobody(state):  # what was kept for it is open to the others
-            self._look_soon(state, now_ns + 1)
+            self._schedule_pass(state, now_ns + 1)
         self._settled_at_version = state.capacity_version
 
-    def _look_soon(self, state: State, at_ns: int) -> None:
+    def _schedule_pass(self, state: State, at_ns: int) -> None:
         """Something has changed: all who wait are to be looked at, not before ``at_ns``."""
         self._looks_left = -(-state.queued_count // (PLANS_PER_SETTLE // 2))
         if self._look_at_ns is None:
@@ -356,7 +356,7 @@ class Schedule:
     def _is_due(self, state: State, now_ns: int) -> bool:
         shares_are_due = self._look_again_ns is not None and self._look_again_ns <= now_ns
         if (self._moments.have_come(now_ns) or shares_are_due) and state.queued_count:
-            self._look_soon(state, now_ns)
+            self._schedule_pass(state, now_ns)
             if shares_are_due:  # that look says when the next is
                 self._look_again_ns = None
         return state.queued_count > 0 and self._look_at_ns is not None and now_ns >= self._look_at_ns
@@ -395,7 +395,7 @@ class Schedule:
             state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by
         )
         if is_next or has_reserved:
-            step.as_office()
+            step.act_as_system()
             self._make_room(step, lease, takeable, set(), only_reserved=not is_next)
 
     def _is_next(self, state: State, lease: LeaseRecord, now_ns: int) -> bool:
@@ -472,7 +472,7 @@ class Schedule:
                 when_safe=victim.is_idle,
             )
 
-    def _keep_promises(self, step: Step) -> None:
+    def _grant_promised(self, step: Step) -> None:
         state = step.state
         for lease_id in list(state.promises):
             lease = state.leases[lease_id]
@@ -523,7 +523,7 @@ class Schedule:
                     kept_from = self._kept_from(state, lease, now_ns, is_behind=is_behind)
                     alike = _alike(state, lease, kept_from, policy)
                     if alike is None or alike not in full:
-                        if self._let_in_one(step, lease, kept_from):
+                        if self._grant_one(step, lease, kept_from):
                             is_behind = is_behind and not kept  # shares have changed, and with them the order
                             if self._is_over(state, free, now_ns, is_behind=is_behind):
                                 return
@@ -532,11 +532,11 @@ class Schedule:
                             full.add(alike)
                 hopeless.add(shape)
             if now_ns - lease.asked_at_ns >= policy.gang_patience_ns:
-                self._guard(state, lease, now_ns)
+                self._reserve_nodes(state, lease, now_ns)
                 if len(self._guarded) > kept and self._is_over(state, free, now_ns, is_behind=is_behind):
                     return
 
-    def _let_in_one(self, step: Step, lease: LeaseRecord, kept_from: frozenset[_Guard]) -> bool:
+    def _grant_one(self, step: Step, lease: LeaseRecord, kept_from: frozenset[_Guard]) -> bool:
         state = step.state
         found = self._fit(state, lease, kept_from)
         if found is not None:

@@ -53,7 +53,7 @@ class Step:
         apply(self.state, event, self.now)
         self.events.append(event)
 
-    def as_office(self) -> None:
+    def act_as_system(self) -> None:
         """What follows is no caller's request: a time that came, or what the scheduler makes of the new situation."""
         self.by = OFFICE
 
@@ -233,7 +233,7 @@ class Step:
         self.emit(ev.Renewed(lease=lease.id, deadline_ns=deadline_ns, number=lease.number + 1))
         self.orders.append(extend_order(lease, self.now.ns))
 
-    def spare(self, lease: LeaseRecord) -> None:
+    def cancel_notice(self, lease: LeaseRecord) -> None:
         """The reason for the notice went away before it was due."""
         self.emit(ev.Spared(lease=lease.id, number=lease.number + 1))
         self.orders.append(notify_order(lease))
@@ -250,7 +250,7 @@ class Step:
             victim = self.state.leases.get(victim_id)
             notice = None if victim is None or victim.status is not LeaseStatus.NOTICED else victim.notice
             if victim is not None and notice is not None and notice.beneficiary == beneficiary:
-                self.spare(victim)
+                self.cancel_notice(victim)
 
 
 def grant_order(lease: LeaseRecord, now_ns: int) -> orders.Grant:

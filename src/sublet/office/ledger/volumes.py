@@ -198,14 +198,14 @@ def verified(step: Transaction, resource: ResourceRecord, piece: SliceRecord, *,
                 size=volume.size,
             )
         )
-    elif volume.state is VolumeState.RETAINED or _had_something(step.state, volume):
+    elif volume.state is VolumeState.RETAINED or _lost_its_data(step.state, volume):
         detail = f"{volume.node} does not have it any more"
         step.emit(ev.VolumeLost(**_fields(volume), size=volume.size, detail=detail))
     else:
         step.emit(ev.VolumeRemoved(**_fields(volume), size=volume.size, detail="nothing was in it"))
 
 
-def vouched(step: Transaction, piece: SliceRecord) -> bool:
+def confirm_removal(step: Transaction, piece: SliceRecord) -> bool:
     """An operator's word for what is being removed: then it is. Whether that was so."""
     if not piece.volume or not is_removed(step.state, piece):
         return False
@@ -224,7 +224,7 @@ def is_removed(state: State, piece: SliceRecord) -> bool:
     return state.volumes[volume_key(piece.tenant, piece.volume)].state is VolumeState.REMOVING
 
 
-def _had_something(state: State, volume: VolumeRecord) -> bool:
+def _lost_its_data(state: State, volume: VolumeRecord) -> bool:
     """Whether its last lease ended because the agent did not find what it was to go on with."""
     lease = state.leases.get(volume.lease)
     end = lease.end if lease is not None else None

@@ -112,7 +112,7 @@ class PackWriter:
         self._store(digest, length, small)
 
     def _shrunk(self, data: memoryview | bytes) -> bytes | None:
-        return self._pressing.press(data) if len(data) >= SHRINK_MIN else None
+        return self._pressing.compress(data) if len(data) >= SHRINK_MIN else None
 
     def _store(self, digest: bytes, length: int, small: bytes | None) -> None:
         if small is None:
@@ -128,13 +128,13 @@ class PackWriter:
 
     def put(self, data: bytes, digest: bytes, *, shrink: bool = True) -> None:
         """A chunk that no other code can change."""
-        small = self._shrunk(data) if shrink and self._pressing.worth(memoryview(data)) else None
+        small = self._shrunk(data) if shrink and self._pressing.is_worthwhile(memoryview(data)) else None
         if small is None:
             self.room(len(data))[:] = data
         self._store(digest, len(data), small)
 
     def worth_shrinking(self, data: memoryview) -> bool:
-        return self._pressing.worth(data)
+        return self._pressing.is_worthwhile(data)
 
     def write_rest(self) -> PackRef | None:
         """Everything is written, and nothing synced. None if it has no chunk."""
@@ -313,7 +313,7 @@ class Pressing:
         self._compress: Any = None
         self._compress_small: Any = None
 
-    def worth(self, data: memoryview) -> bool:
+    def is_worthwhile(self, data: memoryview) -> bool:
         n = data.nbytes
         if n < SHRINK_MIN:
             return False
@@ -321,9 +321,9 @@ class Pressing:
             return True
         middle = (n - SAMPLE_BYTES) // 2
         sample = bytes(data[:SAMPLE_BYTES]) + bytes(data[middle : middle + SAMPLE_BYTES]) + bytes(data[-SAMPLE_BYTES:])
-        return self.press(sample) is not None
+        return self.compress(sample) is not None
 
-    def press(self, data: memoryview | bytes) -> bytes | None:
+    def compress(self, data: memoryview | bytes) -> bytes | None:
         if self._compress is None:
             import zstandard
 

@@ -55,17 +55,17 @@ def _closely(capture: Capture, base: Base) -> int:
         if digest in base.where or digest in seen:
             return 0
         seen.add(digest)
-        small = pressing.press(chunk) if shrink else None
+        small = pressing.compress(chunk) if shrink else None
         return CHUNK_COST + (chunk.nbytes if small is None else len(small))
 
     for _, head, pieces in capture.records:
         view = memoryview(head)
         for at in range(0, len(head), HEAD_CHUNK_BYTES):
             part = view[at : at + HEAD_CHUNK_BYTES]
-            total += add(part, shrink=pressing.worth(part))
+            total += add(part, shrink=pressing.is_worthwhile(part))
         for piece in pieces:
             look = piece.look
             if look is not None and look.candidates:
-                shrink = pressing.worth(look.chunk(look.candidates[0]))
+                shrink = pressing.is_worthwhile(look.chunk(look.candidates[0]))
                 total += sum(add(look.chunk(n), shrink=shrink) for n in look.candidates)
     return total

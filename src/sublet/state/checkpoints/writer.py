@@ -206,7 +206,7 @@ class Saver:
         past_cache = sys.maxsize if capture.is_copy else SMALL_SAVE if base.number else 0
         with PackWriter(staging, past_cache=past_cache) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes, beside=capture.is_copy)
-            records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
+            records = [*map(run.reused, carry), *(run.record(*record) for record in capture.records)]
             leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
             packs = run.packs(spare)
             run.pause()
@@ -273,7 +273,7 @@ class _Run:
     def record(self, names: Sequence[str], head: bytes, pieces: Sequence[SavedBuffer]) -> EncodedGroup:
         return EncodedGroup(names=names, blobs=[self._constant(head), *(self._buffer(piece) for piece in pieces)])
 
-    def carried(self, record: EncodedGroup) -> EncodedGroup:
+    def reused(self, record: EncodedGroup) -> EncodedGroup:
         """One of the base: its chunks lie in packs that are there."""
         for blob in record.blobs:
             for digest, _, _ in blob.chunks():
@@ -347,7 +347,7 @@ class _Run:
         else:
             hashes = self._found(look, shrink)
         self.pause()
-        table = self._finder.settle(look, hashes)
+        table = self._finder.record_hashes(look, hashes)
         self.pause()
         needed = set(hashes_in(table))
         if needed.difference(self._base.where).difference(self._writer.hashes):

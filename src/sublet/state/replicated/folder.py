@@ -106,7 +106,7 @@ class FolderReplica:
             except OSError as error:
                 raise self._unable(error) from error
             finally:
-                log.give()
+                log.unlock()
             log.make_durable()
             return said
 
@@ -123,7 +123,7 @@ class FolderReplica:
                 try:
                     started = self._started(requests)
                 finally:
-                    self._log.give()
+                    self._log.unlock()
         except OSError as error:
             raise self._unable(error) from error
         finally:
@@ -290,7 +290,7 @@ class FolderReplica:
                 self._log.make_durable()
                 yield self._log
             finally:
-                self._log.give()
+                self._log.unlock()
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:

@@ -85,7 +85,7 @@ class FolderLog:
             raise
         return True
 
-    def give(self) -> None:
+    def unlock(self) -> None:
         """Give the lock back."""
         self.files.unlock(self._lock_fd)
 

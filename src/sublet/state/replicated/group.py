@@ -158,7 +158,7 @@ class ReplicaGroup:
         if said is None:
             operation.lost(turn, replica)
         else:
-            operation.heard(turn, replica, said)
+            operation.on_answer(turn, replica, said)
 
     def replicas(self) -> list[Replica]:
         """Those with a seat that this program was given."""
@@ -409,7 +409,7 @@ class ReplicaGroup:
 def _abandon(workers: dict[str, ReplicaThread]) -> None:
     """End the threads of a group that was dropped without ``close``. The replicas may be in use elsewhere."""
     for worker in workers.values():
-        worker.leave()
+        worker.stop_soon()
 
 
 def _install(replica: Replica, replicas: ReplicaSet) -> list[str]:

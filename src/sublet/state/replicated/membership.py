@@ -113,7 +113,9 @@ def _finish(view: View, tenure: Tenure, joint: ReplicaSet, tries: int) -> Genera
     _check(result)
     assert isinstance(result, OperationDone)
     now = ReplicaSet.unpack(result.state.body)
-    settled = now if now.generation > joint.generation else (yield from _agree(view, tenure, joint, joint.settled()))
+    settled = (
+        now if now.generation > joint.generation else (yield from _agree(view, tenure, joint, joint.after_carry_over()))
+    )
     yield from _spread(settled, tries)
     return settled
 

@@ -1,8 +1,8 @@
 """One round of requests to the replicas, as a value that is fed their answers.
 
-A phase says what to send (``out``) and is told what came of it: ``heard`` for an answer, ``lost`` for a replica from
-which none will come. It knows no network and no clock. When it has come to an end, ``over`` is true and its fields say
-how.
+A phase says what to send (``out``) and is told what came of it: ``on_answer`` for an answer, ``lost`` for a replica
+from which none will come. It knows no network and no clock. When it has come to an end, ``over`` is true and its fields
+say how.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class QuorumRound:
         """Whether it came to an end."""
         raise NotImplementedError
 
-    def heard(self, replica: str, said: Answer) -> None:
+    def on_answer(self, replica: str, said: Answer) -> None:
         """A replica answered."""
         if replica not in self.pending:
             return
@@ -130,7 +130,7 @@ class Preparing(QuorumRound):
             self._ask(replica, Prepare(replicas.generation, ballot))
 
     @property
-    def won(self) -> bool:
+    def has_quorum(self) -> bool:
         """Whether a quorum promised."""
         return self.replicas.readable(self.promises)
 
@@ -138,7 +138,7 @@ class Preparing(QuorumRound):
     def over(self) -> bool:
         # A promise to a newer epoch anywhere means that our lease is over, however many would still promise us.
         fenced = self.promised is not None and self.promised[:3] > self.ballot[:3]
-        return self.won or fenced or not self.replicas.readable({*self.promises, *self.pending})
+        return self.has_quorum or fenced or not self.replicas.readable({*self.promises, *self.pending})
 
     @property
     def found(self) -> AcceptedWrite | None:
@@ -146,7 +146,7 @@ class Preparing(QuorumRound):
         return _latest(self.promises)
 
     @property
-    def settled(self) -> bool:
+    def is_chosen(self) -> bool:
         """Whether that write is on a quorum already, as far as was heard."""
         return self.replicas.writable(_holders(self.promises, self.found)) if self.found is not None else True
 

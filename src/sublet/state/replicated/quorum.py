@@ -108,7 +108,7 @@ class ReplicaSet:
             )
         return ReplicaSet(self.generation + 1, seats, self.now)
 
-    def settled(self) -> ReplicaSet:
+    def after_carry_over(self) -> ReplicaSet:
         """The set after everything was carried over."""
         return ReplicaSet(self.generation + 1, self.now)
 

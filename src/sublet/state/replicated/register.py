@@ -113,7 +113,7 @@ class Tenure:
     def begin(self, phase: Preparing) -> None:
         """A quorum promised."""
         self.ballot, self.seq, self.generation = phase.ballot, 0, phase.replicas.generation
-        self.accepted, self.settled = phase.found, phase.settled
+        self.accepted, self.settled = phase.found, phase.is_chosen
 
     def close(self) -> None:
         """From here on nothing is certain; open again before the next write."""
@@ -144,17 +144,17 @@ class RegisterOperation:
         out, self._phase.out = self._phase.out, []
         return out
 
-    def heard(self, turn: int, replica: str, said: Answer) -> None:
+    def on_answer(self, turn: int, replica: str, said: Answer) -> None:
         """A replica answered."""
         if turn == self.turn and self._phase is not None:
-            self._phase.heard(replica, said)
-            self._look()
+            self._phase.on_answer(replica, said)
+            self._check_phase()
 
     def lost(self, turn: int, replica: str) -> None:
         """No answer will come from it."""
         if turn == self.turn and self._phase is not None:
             self._phase.lost(replica)
-            self._look()
+            self._check_phase()
 
     def resume(self) -> None:
         """The rest is over."""
@@ -168,9 +168,9 @@ class RegisterOperation:
     def _enter(self, phase: QuorumRound) -> None:
         self._phase = phase
         self.turn += 1
-        self._look()
+        self._check_phase()
 
-    def _rest(self) -> None:
+    def _go_idle(self) -> None:
         self._phase, self.resting = None, True
         self.turn += 1
 
@@ -178,7 +178,7 @@ class RegisterOperation:
         self._phase, self.result, self.resting = None, result, False
         self.turn += 1
 
-    def _look(self) -> None:
+    def _check_phase(self) -> None:
         phase = self._phase
         if phase is None or not phase.over:
             return
@@ -219,9 +219,9 @@ class _Writer(RegisterOperation):
         if tenure.ballot is None:
             self._enter(Preparing(self.view.replicas, tenure.next_ballot()))
         else:
-            self._go_on()
+            self._advance()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         raise NotImplementedError
 
     def _write_again(self) -> None:
@@ -244,9 +244,9 @@ class _Writer(RegisterOperation):
         )
 
     def _finished(self, phase: QuorumRound) -> None:
-        if isinstance(phase, Preparing) and phase.won:
+        if isinstance(phase, Preparing) and phase.has_quorum:
             self.tenure.begin(phase)
-            self._go_on()
+            self._advance()
             return
         if isinstance(phase, Writing):
             if phase.done:
@@ -262,7 +262,7 @@ class _Writer(RegisterOperation):
         if self._writing_own:
             self._end(OperationDone(tenure.state, phase.write.packs))
         else:
-            self._go_on()
+            self._advance()
 
     def _failed(self, phase: QuorumRound) -> None:
         tenure = self.tenure
@@ -272,14 +272,14 @@ class _Writer(RegisterOperation):
         elif phase.promised is not None:
             self._beaten(phase.promised)
         else:
-            self._rest()
+            self._go_idle()
 
     def _met_foreign(self, by: Ballot) -> None:
         if not self._adopt:
             self._not_done(OutcomeReason.FOREIGN, by)
             return
         self.tenure.reign = by.reign + 1
-        self._rest()
+        self._go_idle()
 
     def _beaten(self, by: Ballot) -> None:
         tenure = self.tenure
@@ -296,15 +296,15 @@ class _Writer(RegisterOperation):
                 self._hurried = True
                 self._start()
             else:
-                self._rest()
+                self._go_idle()
 
     def _not_done(self, why: OutcomeReason, against: Ballot | None = None) -> None:
         if self._exposed:
-            self._doubt(why, against)
+            self._on_conflict(why, against)
         else:
             self._end(OperationRefused(why, against=against))
 
-    def _doubt(self, why: OutcomeReason, against: Ballot | None) -> None:
+    def _on_conflict(self, why: OutcomeReason, against: Ballot | None) -> None:
         """We may write no more, and our own write was let out."""
         self._end(OperationUnknown(why))
 
@@ -320,7 +320,7 @@ class OpenOperation(_Writer):
             tenure.close()
         super().__init__(view, tenure, adopt=adopt)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         # Always, even if a quorum seems to have it: a write of an older epoch that one silent replica took would else
         # come up after we told what there is.
         accepted = self.tenure.accepted
@@ -347,7 +347,7 @@ class CasOperation(_Writer):
         """A ballot that was won before this operation: what it knows may be out of date."""
         super().__init__(view, tenure)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         state = self.tenure.state
         if state.version != self.expected and self.tenure.ballot == self._remembered:
             self.tenure.close()
@@ -371,7 +371,7 @@ class CasOperation(_Writer):
         if own and isinstance(self._phase, Writing):
             self._sent = self._phase.write.stamp
 
-    def _doubt(self, why: OutcomeReason, against: Ballot | None) -> None:
+    def _on_conflict(self, why: OutcomeReason, against: Ballot | None) -> None:
         # The writer that fenced us has settled the register, or will. Once a later write is on a quorum, ours is either
         # in its past, and that can be read, or it can never come up any more.
         self._verdict = why, against
@@ -416,12 +416,12 @@ class CarryOperation(_Writer):
         else:
             self._enter(ReadRound(self.view.replicas))
 
-    def heard(self, turn: int, replica: str, said: Answer) -> None:
-        super().heard(turn, replica, said)
+    def on_answer(self, turn: int, replica: str, said: Answer) -> None:
+        super().on_answer(turn, replica, said)
         if isinstance(self._phase, ReadRound) and self._phase.polled:
-            self._looked(self._phase)
+            self._on_read(self._phase)
 
-    def _looked(self, phase: ReadRound) -> None:
+    def _on_read(self, phase: ReadRound) -> None:
         if phase.highest is None:
             self._end(OperationDone(NOTHING))
             return
@@ -431,7 +431,7 @@ class CarryOperation(_Writer):
     def _beaten(self, by: Ballot) -> None:
         self.tenure.office, self.tenure.epoch = by.office, by.epoch
         self.tenure.reign, self.tenure.attempt = by.reign, by.attempt + 1
-        self._rest()
+        self._go_idle()
 
     def _met_foreign(self, by: Ballot) -> None:
         self._beaten(by)
@@ -440,11 +440,11 @@ class CarryOperation(_Writer):
         if not isinstance(phase, ReadRound):
             super()._finished(phase)
         elif phase.polled:
-            self._looked(phase)
+            self._on_read(phase)
         else:
-            self._rest()
+            self._go_idle()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         if self.tenure.accepted is None or self._carried:
             self._end(OperationDone(self.tenure.state))
         else:
@@ -473,7 +473,7 @@ class ReadOperation(RegisterOperation):
     def _finished(self, phase: QuorumRound) -> None:
         assert isinstance(phase, ReadRound)
         if not phase.done:
-            self._rest()
+            self._go_idle()
             return
         found = phase.target
         self._end(

@@ -65,10 +65,10 @@ class ReplicaThread:
                 try:
                     started = self._quick.begin([(request.key, request.send.request)])
                 except ReplicaSilent as error:
-                    self._tell([request], None, error)
+                    self._deliver([request], None, error)
                     return
                 if started is not None and not started.unsettled:
-                    self._tell([request], started.said)
+                    self._deliver([request], started.said)
                     return
                 if started is not None:
                     self._waiting += 1
@@ -79,10 +79,10 @@ class ReplicaThread:
 
     def close(self, patience_s: float) -> None:
         """Let it finish what waits."""
-        self.leave()
+        self.stop_soon()
         self._thread.join(patience_s)
 
-    def leave(self) -> None:
+    def stop_soon(self) -> None:
         """Have the thread end when it has done what waits, and wait for nothing."""
         self._requests.put(None)
 
@@ -122,10 +122,10 @@ class ReplicaThread:
             said = self._quick.finish(started)
         except ReplicaSilent as error:
             self._done(1)
-            self._tell([request], None, error)
+            self._deliver([request], None, error)
         else:
             self._done(1)
-            self._tell([request], said)
+            self._deliver([request], said)
 
     def _carry_out(self, batch: list[ReplicaRequest]) -> None:
         try:
@@ -134,19 +134,19 @@ class ReplicaThread:
             said = self.replica.ask([(request.key, request.send.request) for request in batch])
         except ReplicaSilent as error:
             self._done(len(batch))
-            self._tell(batch, None, error)
+            self._deliver(batch, None, error)
         except Exception as error:  # noqa: BLE001 - a replica of any make; without its thread no request is answered
             self._done(len(batch))
-            self._tell(batch, None, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}"))
+            self._deliver(batch, None, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}"))
         else:
             self._done(len(batch))
-            self._tell(batch, said)
+            self._deliver(batch, said)
 
     def _done(self, count: int) -> None:
         with self._gate:
             self._waiting -= count
 
-    def _tell(
+    def _deliver(
         self, batch: list[ReplicaRequest], said: Sequence[Answer] | None, error: ReplicaSilent | None = None
     ) -> None:
         self.health = ReplicaHealth.HEALTHY if error is None else error.health

@@ -284,7 +284,7 @@ class ChangeFinder:
                 candidates = sorted(own)
         elif view.nbytes >= TRACKED_MIN and (not moving if memory is None else memory.busy == 0):
             since = memory.look if memory is not None else 0
-            number, ranges = self._pages.look(address, view.nbytes, since)
+            number, ranges = self._pages.written_since(address, view.nbytes, since)
             if ranges is not None and known:
                 candidates = self._chunks(ranges, address, view.nbytes)
         volatile = memory is not None and memory.volatile
@@ -307,7 +307,7 @@ class ChangeFinder:
         )
         return self._spot_checked(look) if look.tracked and not sealed else look
 
-    def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
+    def record_hashes(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
         """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
         found = [hashes[n] for n in look.candidates]
         if len(found) == look.count:
@@ -341,7 +341,7 @@ class ChangeFinder:
         """The same, and the hashes of all chunks, one after the other."""
         look = self.begin(buffer)
         hashes = dict(each_hash(look, look.candidates))
-        table = self.settle(look, hashes)
+        table = self.record_hashes(look, hashes)
         return [n for n in look.candidates if hashes[n] != look.hash_before(n)], table
 
     def believe(self, buffer: TrackedBuffer, table: bytes) -> None:
@@ -363,7 +363,7 @@ class ChangeFinder:
             memory = self._memories.get((buffer.address, buffer.view.nbytes))
             return memory is not None and bool(memory.hashes)
 
-    def leave(self, buffer: TrackedBuffer) -> None:
+    def forget_buffer(self, buffer: TrackedBuffer) -> None:
         """Forget what this memory was: the next look finds all of it changed."""
         with self._lock:
             self._memories.pop((buffer.address, buffer.view.nbytes), None)
@@ -401,7 +401,7 @@ class ChangeFinder:
             n = self._chance.randrange(look.count)
             if n in look.candidates or chunk_hash(look.chunk(n)) == look.hash_before(n):
                 continue
-            number, ranges = self._pages.look(look.address, look.view.nbytes, look.number)
+            number, ranges = self._pages.written_since(look.address, look.view.nbytes, look.number)
             written = None if ranges is None else self._chunks(ranges, look.address, look.view.nbytes)
             look.candidates, look.tracked = range(look.count), False
             if written is not None and n not in written:  # written in this very moment it would be, and is honest

@@ -110,14 +110,14 @@ class Pages:
         with self._lock:
             return self._ready()
 
-    def look(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
+    def written_since(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
         """The number of this look, and the address ranges written to since look number ``since``; None: not known.
 
         From here on every write to these bytes is seen by a later look. So look first, then read.
         """
         return self._scan_range(address, length, since, shared=False)
 
-    def look_at_shared(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
+    def shared_written_since(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
         """The same of memory that could be another's as well; the caller knows that no other process writes to it."""
         return self._scan_range(address, length, since, shared=True)
 
@@ -139,7 +139,7 @@ class Pages:
                 return 0, None
             return self._look, None
 
-    def leave(self, address: int, length: int) -> None:
+    def unprotect(self, address: int, length: int) -> None:
         """These bytes are about to be written, all of them: a page that is protected would cost a fault."""
         start, end = address - address % PAGE, address + length + -(address + length) % PAGE
         with self._lock:

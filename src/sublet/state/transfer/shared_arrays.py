@@ -73,7 +73,7 @@ class Exchanged:
         """Now the source is what the target was. It must have no reader any more."""
         self.source.file, self.source.parted = self.file, self._parted
         if not _move(_start(self._parked), _start(self.source), len(self.source)):
-            rejoin(self.source)
+            map_shared(self.source)
         self._parked.close()
 
 
@@ -110,7 +110,7 @@ def part_all() -> None:
             area.parted = _map(area, mmap.MAP_PRIVATE)
 
 
-def rejoin(area: Lasting) -> None:
+def map_shared(area: Lasting) -> None:
     """It is its file's memory again, shared, whatever it was."""
     if not _map(area, mmap.MAP_SHARED):
         raise OSError("memory could not be mapped")

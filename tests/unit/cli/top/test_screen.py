@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sublet.cli.top.paint import Painting, changes, painting, simple, styled
 from sublet.cli.top.rows import _by
 from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, ScreenView, keys, looked, screen, whole
-from sublet.cli.top.snapshot import ENDED_SHOWN_S, EndedLease, OfficeSnapshot, heard, merged
+from sublet.cli.top.snapshot import ENDED_SHOWN_S, EndedLease, OfficeSnapshot, apply_news, merged
 from sublet.cli.top.text import Line, StyledSpan, age, bar, cells, clipped, fit, plain, size, width_of
 from tests.transcripts.top import scenes
 
@@ -382,14 +382,14 @@ def test_keys_mean_the_same_however_they_are_cut(data: bytes, at: int) -> None:
 
 def test_news_count_from_when_they_came() -> None:
     """A snapshot of moment 100; at 104 a lease is granted for 300 s, so at 110 there are 294 left."""
-    known = heard(scenes.snapshot(), "active", {"lease": scenes.lease(1, remaining=300.0)}, 104.0)
+    known = apply_news(scenes.snapshot(), "active", {"lease": scenes.lease(1, remaining=300.0)}, 104.0)
     assert "4m 54s" in "".join(plain(line) for line in screen(known, ScreenView(), 80, 24, 110.0).lines)
 
 
 def test_an_end_is_shown_for_a_while_with_its_reason() -> None:
     end = {"reason": "fair_share", "at": scenes.ASKED, "detail": ""}
     known = scenes.snapshot(leases=[scenes.lease(1)])
-    known = heard(known, "ended", {"lease": scenes.lease(1, status="ended", remaining=None, end=end)}, 101.0)
+    known = apply_news(known, "ended", {"lease": scenes.lease(1, status="ended", remaining=None, end=end)}, 101.0)
     assert known.leases == ()
     fresh = scenes.snapshot(at_s=102.0)
     known = merged(known, fresh)
@@ -408,7 +408,7 @@ def test_what_is_not_read_every_time_is_kept() -> None:
 @given(SNAPSHOT, st.sampled_from(["place", "active", "ended", "notice", "lagged", "node", "weather"]), LEASE, PLACE)
 def test_any_news_can_be_heard(known: OfficeSnapshot, what: str, lease: dict[str, Any], place: dict[str, Any]) -> None:
     news = place if what == "place" else {"lease": lease}
-    after = heard(known, what, news, 3.0)
+    after = apply_news(known, what, news, 3.0)
     screen(after, ScreenView(), 80, 24, 4.0)
     if what in ("lagged", "node", "weather"):
         assert after == known

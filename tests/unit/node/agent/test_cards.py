@@ -182,7 +182,9 @@ def test_another_office_and_a_stranger_are_one_report(tmp_path: Path) -> None:
     async def play() -> None:
         await desk.look()
         desk.heard.clear()
-        desk.cards.heard(Foreign(node=NodeId("local"), resource=FIRST, amount=5, blocks=True, detail="office of bo"))
+        desk.cards.on_report(
+            Foreign(node=NodeId("local"), resource=FIRST, amount=5, blocks=True, detail="office of bo")
+        )
         (said,) = desk.heard
         assert isinstance(said, Foreign)
         assert said.amount == GIB
@@ -198,7 +200,7 @@ def test_other_reports_pass_and_a_lost_card_is_a_fault(tmp_path: Path) -> None:
 
     async def play() -> None:
         held = Held(node=NodeId("local"), lease=None, epoch=None, number=1)  # type: ignore[arg-type]
-        desk.cards.heard(held)
+        desk.cards.on_report(held)
         assert desk.heard == [held]
         desk.card.broken = pynvml.NVML_ERROR_GPU_IS_LOST
         assert any(isinstance(one, Fault) for one in await desk.look())
@@ -265,7 +267,7 @@ def test_what_guests_need_is_told_once_the_driver_was_asked_what_they_have_now(t
         desk.uses.clear()
         desk.card.processes = {4711: 3 * GIB}
         desk.card.used = 3 * GIB
-        desk.cards.heard(NEED)
+        desk.cards.on_report(NEED)
         assert desk.heard == [], "as of the look before"
         async with asyncio.timeout(60):
             while not desk.uses:
@@ -274,10 +276,10 @@ def test_what_guests_need_is_told_once_the_driver_was_asked_what_they_have_now(t
                 await asyncio.sleep(0.002)
         assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=3 * GIB)]
         newer = dataclasses.replace(NEED, amount=3 * GIB)
-        desk.cards.heard(newer)
+        desk.cards.on_report(newer)
         assert desk.heard == [newer]
         desk.now_ns += NS_PER_S
-        desk.cards.heard(newer)
+        desk.cards.on_report(newer)
         assert desk.heard == [newer], "each time it is said again it is counted anew"
         await desk.cards.close()
 
@@ -290,22 +292,22 @@ def test_where_nothing_is_on_a_card_or_the_driver_hangs_it_is_told_as_it_is(tmp_
     async def play() -> None:
         await desk.look()
         desk.heard.clear()
-        desk.cards.heard(NEED)
+        desk.cards.on_report(NEED)
         async with asyncio.timeout(60):
             while NEED not in desk.heard:
                 desk.now_ns += 1
                 await desk.cards.turn()
                 await asyncio.sleep(0.002)
         desk.heard.clear()
-        desk.cards.heard(NEED)
+        desk.cards.on_report(NEED)
         desk.now_ns += HELD_NS - 1
-        desk.cards.heard(NEED)
+        desk.cards.on_report(NEED)
         assert desk.heard == []
         desk.now_ns += 1
-        desk.cards.heard(NEED)
+        desk.cards.on_report(NEED)
         assert desk.heard == [NEED], "no look came"
         none = dataclasses.replace(NEED, amount=0)
-        desk.cards.heard(none)
+        desk.cards.on_report(none)
         assert desk.heard == [NEED, none], "without guests there is nothing to count"
         await desk.cards.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from sublet.devices.cuda_driver import CudaDriver
 from sublet.errors import Unsupported
-from sublet.node.agent.clean_card import AT_REST, DRAWN, STILL_LOOKS, clean, look
+from sublet.node.agent.clean_card import AT_REST, DRAWN, STILL_LOOKS, clean, read_settings
 from sublet.values import GIB, MIB, NS_PER_S
 from sublet.wire.cards import CardFound
 from tests.unit.devices.fake_cuda import Code, FakeCuda
@@ -172,7 +172,7 @@ def test_memory_that_nobody_is_seen_to_use_is_waited_for() -> None:
 
 def test_settings_go_back() -> None:
     desk = Desk(settings={"compute mode": 0, "power limit": 700_000})
-    before = look(CARD, desk.library).settings
+    before = read_settings(CARD, desk.library).settings
     assert json.loads(before) == {"compute mode": 0, "power limit": 700_000}
     desk.card.settings = {"compute mode": 3, "power limit": 300_000}
     assert desk.clean(before).failed == ""
@@ -274,7 +274,7 @@ def test_a_card_that_fell_off_is_a_fault_and_a_driver_that_is_gone_is_waited_for
     desk = Desk(broken=15)
     assert "fell off its bus" in desk.clean().failed
     assert desk.clean().is_hard
-    assert look(CARD, desk.library).failed
+    assert read_settings(CARD, desk.library).failed
 
     def none() -> CudaDriver:
         raise Unsupported("there is no NVIDIA driver on this machine")

@@ -96,14 +96,14 @@ def test_an_order_of_another_epoch_takes_no_place(stage: Stage) -> None:
 def test_a_question_to_a_supervisor_that_is_gone_is_not_held_against_the_next(stage: Stage) -> None:
     """Else the operator is told that one stands still which was never asked."""
     stage.join()
-    stage.core.watchdog.look(0)
-    assert stage.core.watchdog.look(2 * EVERY_NS)
+    stage.core.watchdog.is_ping_due(0)
+    assert stage.core.watchdog.is_ping_due(2 * EVERY_NS)
     assert stage.core.watchdog.silent_ns(2 * EVERY_NS + SILENT_NS)
     stage.core.lost(None)
     stage.join()
     assert not stage.core.watchdog.silent_ns(2 * EVERY_NS + SILENT_NS)
-    stage.core.watchdog.look(3 * EVERY_NS + SILENT_NS)
-    assert stage.core.watchdog.look(4 * EVERY_NS + SILENT_NS), "and it is asked itself"
+    stage.core.watchdog.is_ping_due(3 * EVERY_NS + SILENT_NS)
+    assert stage.core.watchdog.is_ping_due(4 * EVERY_NS + SILENT_NS), "and it is asked itself"
 
 
 def test_without_a_supervisor_orders_are_forgotten_and_a_joining_one_gets_none(stage: Stage) -> None:

@@ -56,7 +56,7 @@ class Stage:
 
     def look(self, *, later_ns: int = LOOK_EVERY_NS) -> list[Fault | Foreign]:
         self.now_ns += later_ns
-        return self.watch.judge(self.watch.look(), self.now_ns)
+        return self.watch.judge(self.watch.read_cards(), self.now_ns)
 
     def faults(self) -> dict[ResourceId, str]:
         return {report.resource: report.detail for report in self.look() if isinstance(report, Fault)}
@@ -136,9 +136,9 @@ def test_an_error_of_a_split_card_is_one_of_all_its_instances(tmp_path: Path) ->
         own=lambda _: Own(),
         open_driver=lambda: Nvml.open(library),
     )
-    watch.judge(watch.look(), 0)
+    watch.judge(watch.read_cards(), 0)
     library.events.append((card, 79))
-    reports = watch.judge(watch.look(), 1)
+    reports = watch.judge(watch.read_cards(), 1)
     assert len([report for report in reports if isinstance(report, Fault)]) == 2
     assert library.watched == [uuid_of(0)]
 
@@ -187,10 +187,10 @@ def test_what_the_supervisor_says_of_other_offices_is_told_together_with_what_is
     stage.look()
     nothing = Foreign(node=stage.watch.node, resource=FIRST)
     taken = Foreign(node=stage.watch.node, resource=FIRST, amount=80 * GIB, blocks=True, detail="lent by ada")
-    [said] = stage.watch.heard(taken, stage.now_ns)
+    [said] = stage.watch.on_report(taken, stage.now_ns)
     assert (said.amount, said.detail.startswith("lent by ada; 1GiB")) == (80 * GIB, True)
     assert stage.look() == [], "a look at the card does not take it back"
-    [said] = stage.watch.heard(nothing, stage.now_ns)
+    [said] = stage.watch.on_report(nothing, stage.now_ns)
     assert (said.amount, said.detail.startswith("1GiB")) == (GIB, True)
 
 

@@ -30,7 +30,7 @@ class Bench:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         visit = Visit(service=Service.WORK, tenant=tenant, lease=lease, epoch=Epoch(1, n), operations=())
-        self.visits.hand(visit, theirs)
+        self.visits.pass_socket(visit, theirs)
         data, fds, _, _ = socket.recv_fds(self.guest, 65536, 1)
         assert loads(Visit, data) == visit
         socket.socket(fileno=fds[0]).close()

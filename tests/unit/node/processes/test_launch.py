@@ -58,7 +58,7 @@ def outcome(child: Child) -> tuple[SpawnFailed | None, int]:
 
 def run(made: SpawnPlan) -> tuple[SpawnFailed | None, int]:
     child = spawn(made)
-    child.go()
+    child.let_run()
     return outcome(child)
 
 
@@ -69,7 +69,7 @@ def broken(*_: object) -> Any:
 def test_a_command_runs_once_it_is_told_to() -> None:
     child = spawn(plan("sh", "-c", "exit 3"))
     assert select.select([child.failure], [], [], 0.05)[0] == [], "it waits"
-    child.go()
+    child.let_run()
     assert outcome(child) == (None, 3)
 
 
@@ -199,11 +199,11 @@ def test_every_child_is_reaped_and_told_of_to_whom_it_concerns() -> None:
         for command in ("exit 5", "kill -9 $$"):
             child = spawn(plan("sh", "-c", command))
             reaper.expect(child.pid, told)
-            child.go()
+            child.let_run()
             os.close(child.failure)
             os.close(child.pidfd)
         nobodys = spawn(plan("true"))
-        nobodys.go()
+        nobodys.let_run()
         _turn_until(loop, lambda: len(exits) == 2)
         assert sorted(how.code for how in exits.values()) == [5, 128 + signal.SIGKILL]
         assert all(how.peak_bytes > 0 for how in exits.values())

@@ -32,7 +32,7 @@ def guest(*, boxed: bool, main_runs: bool, members: int) -> Any:
         said=said,
         main_runs=main_runs,
         tree=SimpleNamespace(is_boxed=boxed, members=members),
-        stdio=SimpleNamespace(say=said.append, hold_no_longer=lambda: None),
+        stdio=SimpleNamespace(write_notice=said.append, stop_blocking=lambda: None),
         ends=lambda reason: None,
     )
 
@@ -43,7 +43,7 @@ class Signals:
     def __init__(self, *, fails: bool = False) -> None:
         self.fails = fails
 
-    def look(self) -> object:
+    def scan(self) -> object:
         return object()
 
     def signal_boxed(self, tree: Any, number: int) -> int:
@@ -72,13 +72,13 @@ def endings(loop: Loop, trees: Signals) -> Endings:
 )
 def test_a_line_is_for_whom_it_is_news(loop: Loop, boxed: bool, main_runs: bool, members: int, hears: bool) -> None:
     one = guest(boxed=boxed, main_runs=main_runs, members=members)
-    endings(loop, Signals()).tell([one], LINE, EndReason.RELEASED)
+    endings(loop, Signals()).terminate([one], LINE, EndReason.RELEASED)
     loop.turn(0)
     assert one.said == [LINE] * hears
 
 
 def test_where_nobody_can_be_looked_for_the_line_is_said(loop: Loop) -> None:
     one = guest(boxed=True, main_runs=False, members=0)
-    endings(loop, Signals(fails=True)).tell([one], LINE, EndReason.RELEASED)
+    endings(loop, Signals(fails=True)).terminate([one], LINE, EndReason.RELEASED)
     loop.turn(0)
     assert one.said == [LINE]

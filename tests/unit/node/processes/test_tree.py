@@ -128,14 +128,14 @@ def test_whose_it_is_by_descent_memory_session_and_mark(procs: Pretended) -> Non
     trees, [one, two] = planted(procs, 20, 30)
     procs.put(21, 20, session=20)
     procs.put(22, 21)
-    assert pids(trees.look(), one) == [20, 21, 22]
+    assert pids(trees.scan(), one) == [20, 21, 22]
     procs.put(22, ME)  # known, and orphaned
     procs.put(23, ME, session=20)  # an orphan in a session of the first
     procs.put(24, ME)
     procs.env(24, **marks_of("k3", LEASE, two.guest))
     procs.put(25, 24)
     procs.put(99, 1)  # none of our business
-    look = trees.look()
+    look = trees.scan()
     assert pids(look, one) == [20, 21, 22, 23]
     assert pids(look, two) == [24, 25, 30]
     assert look.strangers == []
@@ -146,7 +146,7 @@ def test_who_is_nobodys_is_a_stranger_with_all_below_it(procs: Pretended) -> Non
     procs.put(40, ME)
     procs.put(41, 40)
     procs.put(42, ME, state="Z")  # waits to be asked, and is no more
-    look = trees.look()
+    look = trees.scan()
     assert sorted(stat.pid for stat in look.strangers) == [40, 41]
     assert pids(look, one) == [20]
     trees.kill_strangers()
@@ -161,12 +161,12 @@ def test_helpers_and_what_is_theirs_are_no_strangers(procs: Pretended) -> None:
     trees.help(ProcessInstance(50, 50))
     procs.put(51, 50, session=50)
     procs.put(52, ME, session=50)  # forked twice from it, and not yet named as a guest
-    assert trees.look().strangers == []
+    assert trees.scan().strangers == []
     trees.add(Tree(GuestId("g52"), LEASE, ProcessInstance(52, 52)))
-    assert pids(trees.look(), trees.trees[GuestId("g52")]) == [52]
-    assert pids(trees.look(), guest) == [20]
-    trees.dismiss(50)
-    assert sorted(stat.pid for stat in trees.look().strangers) == [50, 51]
+    assert pids(trees.scan(), trees.trees[GuestId("g52")]) == [52]
+    assert pids(trees.scan(), guest) == [20]
+    trees.disown(50)
+    assert sorted(stat.pid for stat in trees.scan().strangers) == [50, 51]
 
 
 def test_a_mark_is_not_believed_of_another_user(procs: Pretended) -> None:
@@ -176,31 +176,31 @@ def test_a_mark_is_not_believed_of_another_user(procs: Pretended) -> None:
     uid = procs.uid(40)
     assert uid is not None
     guest.uid = uid + 1
-    assert [stat.pid for stat in trees.look().strangers] == [40]
+    assert [stat.pid for stat in trees.scan().strangers] == [40]
     guest.uid = uid
-    assert trees.look().strangers == []
+    assert trees.scan().strangers == []
 
 
 def test_the_session_of_the_supervisor_is_nobodys_claim(procs: Pretended) -> None:
     """A guest that has not yet made its own session must not make the supervisor's a guest's."""
     trees, [guest] = planted(procs, 20)
     procs.put(20, ME, session=ME)
-    trees.look()
+    trees.scan()
     procs.put(40, ME, session=ME)
-    assert [stat.pid for stat in trees.look().strangers] == [40]
+    assert [stat.pid for stat in trees.scan().strangers] == [40]
     assert not guest.sessions
 
 
 def test_a_pid_given_anew_is_not_the_guest(procs: Pretended) -> None:
     trees, [guest] = planted(procs, 20)
-    trees.look()
+    trees.scan()
     procs.put(20, ME, start=777)
-    look = trees.look()
+    look = trees.scan()
     assert pids(look, guest) == []
     trees.kill([guest])
     assert procs.sent == []
     procs.put(21, ME, session=20)  # of the newcomer's session, which has the number of the guest's
-    assert sorted(stat.pid for stat in trees.look().strangers) == [20, 21]
+    assert sorted(stat.pid for stat in trees.scan().strangers) == [20, 21]
 
 
 def test_it_is_stopped_before_it_is_killed_and_what_is_forked_meanwhile_as_well(procs: Pretended) -> None:
@@ -227,19 +227,19 @@ def test_what_cannot_be_ended_is_still_shown_and_nothing_hangs(procs: Pretended)
     trees.kill([guest])
     trees.kill([guest])
     assert trees.pids(guest) == [20]
-    assert "process 20" in trees.why_alive(trees.look().of(guest))
+    assert "process 20" in trees.why_alive(trees.scan().of(guest))
 
 
 def test_usage_by_looks_never_falls(procs: Pretended) -> None:
     trees, [guest] = planted(procs, 20)
     procs.put(20, ME, cpu=7)
     procs.put(21, 20, cpu=3)
-    look = trees.look()
+    look = trees.scan()
     first = guest.usage(look.of(guest))
     assert first.cpu_ns == 10 * NS_PER_TICK
     assert first.memory_bytes == first.memory_peak_bytes > 0
     procs.end(21)
-    look = trees.look()
+    look = trees.scan()
     assert guest.usage(look.of(guest)).cpu_ns == first.cpu_ns
     assert guest.usage(look.of(guest)).memory_peak_bytes == first.memory_peak_bytes
     guest.exited(20 * NS_PER_TICK, 1 << 40)
@@ -377,7 +377,7 @@ def test_frozen_is_who_is_in_a_frozen_group_of_v1(
 def test_our_own_children_tell_of_which_guests_something_is_there(procs: Pretended) -> None:
     trees, [first, second, third] = planted(procs, 20, 30, 40)
     procs.put(21, 20)
-    trees.look()
+    trees.scan()
     procs.put(20, ME, state="Z")
     procs.put(21, ME)  # what it left comes to us
     procs.end(30)
@@ -411,7 +411,7 @@ def test_an_orphan_that_comes_while_our_children_are_read_is_met(procs: Pretende
     assert trees.present(set()) is None, "nobody had seen it before"
     procs.put(20, ME)
     procs.put(21, 20)
-    trees.look()
+    trees.scan()
     assert trees.present(set()) == {guest.guest}
 
 

@@ -219,7 +219,7 @@ def test_a_tenant_has_one_of_its_own_while_memory_lasts_and_shares_one_afterward
     assert [key.tenant for key in keys] == ["ana", "ben", "cleo", ""]
     assert keys[3] == WALLED
     assert shelf.of_tenant(WALLED, "ana", 9) == keys[0], "who has one keeps it"
-    assert len({key.words for key in keys}) == 4
+    assert len({key.description for key in keys}) == 4
 
 
 def test_before_one_was_measured_it_is_assumed_to_be_large() -> None:

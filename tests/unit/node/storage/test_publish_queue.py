@@ -69,7 +69,7 @@ class Work:
     def open(self, tenancy: LeaseRuntime, ids: object, then: object) -> bool:
         return False
 
-    def rested(self, store: StoredFolder) -> None:
+    def on_idle(self, store: StoredFolder) -> None:
         self.rests += 1
 
 
@@ -197,7 +197,7 @@ def test_when_its_lease_is_over_what_waits_is_refused_and_what_is_under_way_has_
     bench.ask(PUBLISH)
     key = bench.work.begun[0]
     bench.store.state = StoreState.LEAVING
-    bench.publishing.left(bench.store)
+    bench.publishing.lease_ended(bench.store)
     assert bench.kinds == ["LeaseNotActive"]
     assert bench.work.stopped == []
     for call in bench.work.timers:
@@ -256,7 +256,7 @@ def test_a_ticket_is_good_for_its_tenant_and_its_epoch(bench: Bench) -> None:
     tickets = [bench.publishing.lend(lent) for _ in range(TICKETS_MAX)]
     with pytest.raises(SubletError):
         bench.publishing.borrowed(ticket, ANNA)
-    bench.publishing.left(bench.store)
+    bench.publishing.lease_ended(bench.store)
     with pytest.raises(Unauthorized):
         bench.publishing.borrowed(tickets[-1], ANNA)
 
@@ -304,7 +304,7 @@ def test_while_one_is_copied_neither_is_put_away(two: Two) -> None:
 def test_when_the_volume_that_is_read_is_to_be_put_away_the_copy_has_a_moment(two: Two) -> None:
     two.copy(two.ticket())
     two.there.state = StoreState.LEAVING
-    two.publishing.left(two.there)
+    two.publishing.lease_ended(two.there)
     (timer,) = two.work.timers
     assert not two.work.stopped
     timer()

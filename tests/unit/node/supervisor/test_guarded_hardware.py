@@ -30,22 +30,22 @@ def test_a_mistake_is_told_once_for_each_thing_said_and_raises_nothing() -> None
     shield.extend(A, E5, 0)
     shield.notice(A, None)
     shield.warn(A, E5, 0)
-    shield.spare(A, E5)
-    shield.tell(A, E5, EndReason.EXPIRED, 0, "", 0)
+    shield.cancel_warning(A, E5)
+    shield.announce_end(A, E5, EndReason.EXPIRED, 0, "", 0)
     assert told == [A] * 6
 
 
 def test_what_cannot_be_answered_is_answered_so_that_nothing_becomes_free() -> None:
     shield = GuardedHardware(cast("Hardware", Broken()))
     assert shield.is_there(R, A, E5)
-    verdict = shield.look(R, A, E5, 7)
+    verdict = shield.verify(R, A, E5, 7)
     assert isinstance(verdict, NotYet)
     assert verdict.again_ns is not None
     assert verdict.again_ns > 7
     again_ns = shield.kill(R, A, E5, 7)
     assert again_ns is not None
     assert again_ns > 7
-    assert "log" in shield.why(R, A, E5)
+    assert "log" in shield.why_alive(R, A, E5)
     assert shield.fault(R) is None
     assert shield.volumes() is None, "which is not that there are none"
     assert shield.volume_epoch(VolumeRef(tenant=TenantId("t"), name="v")) is not None

@@ -58,7 +58,7 @@ class Stage:
         spec = SimpleNamespace(device=-1)
         self.guest: Any = SimpleNamespace(tree=1, state=None, spec=spec, usage=lambda: usage, volumes={})
         stats = [SimpleNamespace(pid=pid, rss_pages=1) for pid in (7, 8)]
-        trees: Any = SimpleNamespace(look=lambda _: SimpleNamespace(of=lambda _: stats))
+        trees: Any = SimpleNamespace(scan=lambda _: SimpleNamespace(of=lambda _: stats))
         self.now_ns = 0
         self.later: list[Callable[[], None]] = []
         self.loop: Any = SimpleNamespace(now_ns=lambda: self.now_ns, after=lambda _, then: self.later.append(then))
@@ -69,7 +69,7 @@ class Stage:
         self.failed: list[str] = []
         parker: Any = self.parker
         parker._caches = SimpleNamespace(free=lambda guests, within_s, then: then())
-        parker._standstill = SimpleNamespace(go=lambda guest: True)
+        parker._standstill = SimpleNamespace(thaw=lambda guest: True)
         parker._stop = self.stopped.append
         self.tenancy: Any = SimpleNamespace(
             lease="l",
@@ -183,7 +183,7 @@ def test_a_shortage_costs_the_parking_and_not_the_supervisor(where: str) -> None
     if where == "asking for caches":
         parker._caches = Caches(stage.loop)
         stage.guest.visits, stage.guest.main_runs = SimpleNamespace(), True
-    found = parker._trees.look
+    found = parker._trees.scan
     looks = {"asking for caches": 99, "looking for their processes": 1, "looking again after the copy": 3}[where]
 
     def look(*args: object) -> Any:
@@ -191,7 +191,7 @@ def test_a_shortage_costs_the_parking_and_not_the_supervisor(where: str) -> None
         looks -= 1
         return no_descriptor() if looks < 0 else found(*args)
 
-    parker._trees = SimpleNamespace(look=look)
+    parker._trees = SimpleNamespace(scan=look)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("socket.socketpair", no_descriptor)
         parker._suspend(leaving, 30 * NS_PER_S)
@@ -226,7 +226,7 @@ def test_guests_that_stand_still_go_on_once_there_is_a_descriptor_for_it() -> No
     stage.guest.tree = SimpleNamespace(group=SimpleNamespace(thaw=lambda: next(thawed)))
     standstill._frozen.add(stage.guest.id)
     standstill._stopped[stage.guest.id] = dict.fromkeys((first, second))
-    parker._go(stage.guest)
+    parker._thaw(stage.guest)
     while stage.later:
         stage.later.pop(0)()
     assert sent == [(first, signal.SIGCONT), (second, signal.SIGCONT)]
@@ -237,12 +237,12 @@ def test_a_guest_that_is_parked_again_is_not_set_going_by_an_earlier_attempt() -
     stage = Stage()
     parker: Any = stage.parker
     parker._standstill = standstill = Standstill(
-        SimpleNamespace(procs=SimpleNamespace(send=no_descriptor), look=lambda _: SimpleNamespace(of=lambda _: []))  # type: ignore[arg-type]
+        SimpleNamespace(procs=SimpleNamespace(send=no_descriptor), scan=lambda _: SimpleNamespace(of=lambda _: []))  # type: ignore[arg-type]
     )
     stage.guest.id, stage.guest.is_gone = "g", False
     stage.guest.tree = SimpleNamespace(group=None)
     standstill._stopped[stage.guest.id] = {ProcessInstance(7, 1): None}
-    parker._go(stage.guest)
+    parker._thaw(stage.guest)
     (again,) = stage.later
     assert standstill.is_still([stage.guest])
     again()

@@ -48,7 +48,7 @@ class Desk:
         return dumps(self.answer).decode()
 
     def look(self, neighbours: bool = False) -> Any:
-        return self.cleaning.look(CARD, LEASE, EPOCH, neighbours=neighbours, now_ns=100)
+        return self.cleaning.verify(CARD, LEASE, EPOCH, neighbours=neighbours, now_ns=100)
 
 
 IN_A_SUPERVISOR = """
@@ -60,7 +60,7 @@ from sublet.wire.cards import NVML
 from sublet.wire.zygote import finds_packages
 cleaning = real_hardware.CardCleaning(SimpleNamespace(run=lambda work, told: None))
 before = set(sys.modules)
-cleaning.lent("GPU-0", 1)
+cleaning.before_use("GPU-0", 1)
 known = set(sys.modules)
 finds_packages(NVML)
 from sublet.node.agent import clean_card
@@ -90,8 +90,8 @@ def test_it_is_clean_when_the_program_said_so_and_not_before() -> None:
 def test_settings_of_before_are_handed_on() -> None:
     desk = Desk()
     desk.answer = CardFound(settings='{"power limit": 7}')
-    desk.cleaning.lent(CARD, 5)
-    desk.cleaning.lent(CARD, 6)
+    desk.cleaning.before_use(CARD, 5)
+    desk.cleaning.before_use(CARD, 6)
     desk.forked_jobs.end()
     assert not desk.forked_jobs.waiting, "they are looked at once"
     desk.look()
@@ -102,12 +102,12 @@ def test_settings_of_before_are_handed_on() -> None:
 def test_what_drew_before_the_lease_is_told_by_when_the_card_was_lent() -> None:
     """From one clean look to the next, since the card may be several leases' between them."""
     desk = Desk()
-    desk.cleaning.lent(CARD, 5)
+    desk.cleaning.before_use(CARD, 5)
     desk.forked_jobs.end()
     desk.look()
     desk.forked_jobs.end()
     assert isinstance(desk.look(), Clean)
-    desk.cleaning.lent(CARD, 9)
+    desk.cleaning.before_use(CARD, 9)
     desk.forked_jobs.end()
     desk.look()
     desk.forked_jobs.end()
@@ -119,7 +119,7 @@ def test_settings_are_those_of_the_latest_lend_and_nobodys_where_guests_cannot_c
     desk = Desk()
     for power in (7, 5):
         desk.answer = CardFound(settings=f'{{"power limit": {power}}}')
-        desk.cleaning.lent(CARD, power)
+        desk.cleaning.before_use(CARD, power)
         desk.forked_jobs.end()
         desk.answer = CardFound(note="its power limit was changed")
         desk.look()
@@ -127,7 +127,7 @@ def test_settings_are_those_of_the_latest_lend_and_nobodys_where_guests_cannot_c
         assert isinstance(desk.look(), Clean), "that is a note, and no fault"
     assert [asked[3] for asked in desk.asked if "--settings" in asked] == ['{"power limit": 7}', '{"power limit": 5}']
     ordinary = Desk(is_root=False)
-    ordinary.cleaning.lent(CARD, 5)
+    ordinary.cleaning.before_use(CARD, 5)
     assert not ordinary.forked_jobs.waiting
 
 
@@ -136,7 +136,7 @@ def test_what_an_operator_did_to_a_card_before_vouching_for_it_is_not_undone() -
     a desktop that was begun meanwhile kept the card from being clean."""
     desk = Desk()
     desk.answer = CardFound(settings='{"power limit": 7}')
-    desk.cleaning.lent(CARD, 100)
+    desk.cleaning.before_use(CARD, 100)
     desk.forked_jobs.end()
     desk.answer = CardFound(failed="it could not be overwritten", is_hard=True)
     desk.look()
@@ -144,7 +144,7 @@ def test_what_an_operator_did_to_a_card_before_vouching_for_it_is_not_undone() -
     assert isinstance(desk.look(), Unclean)
     desk.cleaning.vouched(CARD)
     desk.answer = CardFound(settings='{"power limit": 5}')
-    desk.cleaning.lent(CARD, 200)
+    desk.cleaning.before_use(CARD, 200)
     desk.forked_jobs.end()
     desk.look()
     desk.forked_jobs.end()
@@ -155,7 +155,7 @@ def test_what_an_earlier_supervisor_lent_is_known_by_its_guests() -> None:
     """After its restart a desktop that had been there all the time counted as what the lease had left."""
     desk = Desk()
     desk.cleaning.was_lent(CARD, 3)
-    desk.cleaning.lent(CARD, 9)
+    desk.cleaning.before_use(CARD, 9)
     desk.look()
     desk.forked_jobs.end()
     assert desk.asked == [(CARD, "--scrub", "--since", "3")]

@@ -135,10 +135,10 @@ def test_what_is_left_without_a_note_has_all_of_every_device_until_it_is_gone(tm
     for device in DEVICES:
         part = found[device.id].part
         assert (part.amount, part.exclusivity, found[device.id].lease) == (device.capacity, Exclusivity.DEVICE, A)
-    assert predecessor.still_left(A)
-    assert not predecessor.still_left(B)
+    assert predecessor.remaining(A)
+    assert not predecessor.remaining(B)
     kernel.obeys = True
-    until("nothing left", lambda: not predecessor.still_left(A))
+    until("nothing left", lambda: not predecessor.remaining(A))
     assert is_gone(left)
 
 
@@ -167,7 +167,7 @@ def test_what_could_be_ended_is_in_nobodys_way(tmp_path: Path, left: int) -> Non
     folder = tmp_path / "leases" / f"{A}.1.5"
     folder.mkdir(parents=True)
     predecessor = successor(tmp_path, kernel, note(left, Epoch(1, 5)))
-    until("nothing left", lambda: not predecessor.still_left(A))  # a process that was killed may be slow to end
+    until("nothing left", lambda: not predecessor.remaining(A))  # a process that was killed may be slow to end
     assert is_gone(left)
     assert [one.part.resource for one in predecessor.leftovers(DEVICES)] == [ONE.resource]
     assert not (tmp_path / "notes" / "g-1.note").exists()
@@ -232,9 +232,9 @@ def test_what_only_a_group_tells_of_has_what_its_note_says_and_without_one_every
         assert {one.part.resource for one in found} == {ONE.resource if is_noted else device.id for device in DEVICES}
         (lease,) = {one.lease for one in found}
         assert lease == (A if is_noted else "5e1d")
-        assert str(left) in predecessor.still_left(lease)
+        assert str(left) in predecessor.remaining(lease)
         kernel.obeys = True
-        until("nothing left", lambda: not predecessor.still_left(lease))
+        until("nothing left", lambda: not predecessor.remaining(lease))
         assert is_gone(left)
     assert not os.path.exists(tmp_path / "notes" / "g-1.note")
 

@@ -18,7 +18,7 @@ class Trees:
         self.there = 0
         self.killed = 0
 
-    def look(self, closely: object) -> Any:
+    def scan(self, closely: object) -> Any:
         return SimpleNamespace(strangers=[object()] * self.there, of=lambda tree: [])
 
     def kill_strangers(self) -> None:
@@ -29,14 +29,14 @@ def test_nothing_is_verified_while_a_stranger_runs() -> None:
     """It may hold the memory of the device that would be given to the next."""
     trees = Trees()
     guests: Any = SimpleNamespace(_trees=trees, _on_look=lambda look: None, strangers=0)
-    stores = SimpleNamespace(left=lambda resource, lease, epoch: "")
+    stores = SimpleNamespace(remaining=lambda resource, lease, epoch: "")
     premises: Any = SimpleNamespace(
         _guests=guests, _of=lambda lease, epoch: (), _stores=stores, _kills={}, _metered={}, _saved_of={}.get
     )
 
     def look() -> object:
         GuestTable._see_all(guests, (), ())
-        return RealHardware.look(premises, ResourceId("n/gpu0"), LeaseId("l"), Epoch(1, 1), 7)
+        return RealHardware.verify(premises, ResourceId("n/gpu0"), LeaseId("l"), Epoch(1, 1), 7)
 
     assert not isinstance(look(), NotYet)
     trees.there = 2

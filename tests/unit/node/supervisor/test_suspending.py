@@ -110,11 +110,11 @@ def test_when_it_ends_those_who_wait_are_told_and_the_next_starts_another(stage:
 def test_it_lets_go_of_the_driver_once_nothing_is_asked_of_it(stage: Stage) -> None:
     """It had every card open for as long as the supervisor lived. The next question starts another one."""
     stage.suspending.suspend([1], 1, stage.told.append)
-    stage.suspending.let_go()
+    stage.suspending.end_if_idle()
     stage.until(1)
     assert stage.told[0]["done"] == [1]
     ((pid, _),) = stage.lives
-    stage.suspending.let_go()
+    stage.suspending.end_if_idle()
     assert stage.lives[1:] == [(pid, False)]
     stage.suspending.suspend([2], 1, stage.told.append)
     stage.until(2)

@@ -13,7 +13,7 @@ import pytest
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.office.api.app import BODY_MAX_BYTES, STATUS_OF
-from sublet.office.api.reservations import look_ahead
+from sublet.office.api.reservations import plan_recurrences
 from sublet.office.api.routes import ROUTES
 from sublet.office.ledger.commands import SetReservation, Tick
 from sublet.office.ledger.events import Event, Granted, Queued
@@ -258,7 +258,7 @@ def test_a_newcomer_in_the_same_batch_keeps_no_news_from_who_polls() -> None:
             poll = asyncio.ensure_future(b.ask("GET", f"/v1/leases/{place['id']}?wait=60&after=granted"))
             await turns()
             b.driver.ledger.state.leases[LeaseId(place["id"])].status = LeaseStatus.ACTIVE
-            b.driver._tell(b.driver.now(), [queued, granted])
+            b.driver._notify_observers(b.driver.now(), [queued, granted])
             await turns()
             assert poll.done()
 
@@ -735,12 +735,12 @@ def test_times_of_a_reservation_are_worked_out_again_before_they_end() -> None:
             short = msgspec.structs.replace(whole, spans=whole.spans[:2])
             await b.driver.submit(SetReservation(reservation=short, is_new=False))
             assert len(books.reservations[name].spans) == 2
-            look_ahead(b.driver)
+            plan_recurrences(b.driver)
             await b.driver.submit(Tick())
             assert books.reservations[name].spans == whole.spans
             moved = tuple(Span(start + 1, end + 1) for start, end in whole.spans)
             await b.driver.submit(SetReservation(reservation=msgspec.structs.replace(whole, spans=moved), is_new=False))
-            look_ahead(b.driver)
+            plan_recurrences(b.driver)
             await b.driver.submit(Tick())
             assert books.reservations[name].spans[1:] == whole.spans[1:]
 

@@ -92,7 +92,7 @@ def test_a_user_beyond_its_rate_hears_of_it_at_an_even_pace_on_all_its_connectio
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with bench() as b:
-            b.service.go_by(PolicyLimits(given={"user.requests_per_minute": 60}))
+            b.service.set_limits(PolicyLimits(given={"user.requests_per_minute": 60}))
             server = HttpServer(b.app, on_limit=b.service.limit, processes=ProcessTable(), shared=True)
             with contextlib.ExitStack() as stack:
                 here: list[socket.socket] = []

@@ -301,7 +301,7 @@ def test_a_tenant_beyond_its_rate_hears_of_it_at_an_even_pace_on_all_its_connect
     async def story() -> None:
         async with bench() as b:
             ann, bob = await b.tenant("ann"), await b.tenant("bob")
-            b.service.go_by(PolicyLimits(given={"tenant.requests_per_minute": 60}))
+            b.service.set_limits(PolicyLimits(given={"tenant.requests_per_minute": 60}))
             while (await b.ask("GET", "/v1/leases", token=ann)).status == 200:
                 pass
             loop = asyncio.get_running_loop()

@@ -100,7 +100,9 @@ def test_what_was_done_on_devices_is_counted_when_their_lease_is_torn_down() -> 
                 Metered(launches=7, failures=2, bytes_in=30, bytes_out=50, vram_byte_seconds=9, fuel=11),
             )
             lease = (await b.acquire(ttl=100))["lease"]["id"]
-            b.driver._tell(now, [Event(lease=LeaseId(lease), counts=counts, steps={"verify": 2_000_000_000})])
+            b.driver._notify_observers(
+                now, [Event(lease=LeaseId(lease), counts=counts, steps={"verify": 2_000_000_000})]
+            )
             text = await page(b)
             assert value(text, "sublet_launches_total") == 7
             assert value(text, "sublet_launch_errors_total") == 2

@@ -70,8 +70,8 @@ def test_the_file_lies_there_while_there_is_room_and_is_laid_out_again(tmp_path:
     disk.others = disk.size - RESERVE.file - RESERVE.short + 1
     assert room.is_short()
     assert room.why_short() == "the disk of the office is full: 2.5MiB of 160MiB left"
-    assert room.give_up()
-    assert not room.give_up(), "it is given up once"
+    assert room.remove_file()
+    assert not room.remove_file(), "it is given up once"
     assert room.is_short()
     disk.others = disk.size - RESERVE.file - RESERVE.short
     assert room.is_short(), "what is free is where the file was"

@@ -21,7 +21,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
 from sublet.office.ledger.bills import Rates, Usage, fold
-from sublet.office.ledger.budgets import prices_record, stands
+from sublet.office.ledger.budgets import prices_record, standing_now
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
@@ -622,7 +622,7 @@ class Chaos:
                     bill = fold(usages, by=by, rates=state.rates, since_ns=since_ns, until_ns=until_ns)
                     lines = {line.key: line.grains for line in bill.lines}
                     billed += lines.get(budget.tenant or str(budget.group), 0)
-            used = stands(state, budget, bench.now).used
+            used = standing_now(state, budget, bench.now).used
             assert used == billed, f"B2: {used} is used of {budget}, and {billed} on the bill"
             self.watch.met["a budget that was used"] += used > 0
 

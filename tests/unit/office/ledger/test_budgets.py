@@ -14,7 +14,7 @@ from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, fold
-from sublet.office.ledger.budgets import money, prices_record, stands
+from sublet.office.ledger.budgets import money, prices_record, standing_now
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.fold_spending import CREDITS_REMEMBERED
 from sublet.office.ledger.ledger import Ledger
@@ -65,7 +65,7 @@ def status(lease: LeaseRecord) -> LeaseStatus:
 
 
 def used(bench: Bench, name: str = "tenant/ann/total") -> int:
-    return stands(bench.state, bench.state.books.budgets[BudgetId(name)], bench.now).used
+    return standing_now(bench.state, bench.state.books.budgets[BudgetId(name)], bench.now).used
 
 
 def held(bench: Bench, **how: object) -> LeaseRecord:
@@ -564,7 +564,7 @@ def test_money_stays_right_when_the_wall_clock_is_set(seed: int) -> None:
             by, key = ("tenant", one.tenant) if one.group is None else ("group", one.group)
             _, low_ns, high_ns = window_of(one.per, bench.now.wall_ns)
             bill = fold(past.usages(bench.now_ns), by=by, rates=bench.state.rates, since_ns=low_ns, until_ns=high_ns)
-            found = stands(bench.state, one, bench.now)
+            found = standing_now(bench.state, one, bench.now)
             assert found.used == sum(line.grains for line in bill.lines if line.key == key)
             spent = bench.state.books.spent[one.id]
             assert found.level is (spent.level if spent.window == found.window else BudgetLevel.OPEN)

@@ -12,7 +12,7 @@ from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted, GrantedMany, Refusal
-from sublet.office.ledger.burst_credit import HOUR, left, left_seconds
+from sublet.office.ledger.burst_credit import HOUR, left_seconds, remaining
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import BurstRecord, GroupRecord, Quota
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, GroupId, LeaseId, RequestId
@@ -42,13 +42,13 @@ def test_the_line_is_that_of_a_reckoning_in_fractions_however_often_it_is_asked(
         drawn = rng.choice((0, 250, 1000, 3000))
         record = BurstRecord(
             at_ns=now_s * NS_PER_S,
-            credit=left(record, now_s * NS_PER_S),
+            credit=remaining(record, now_s * NS_PER_S),
             bound=record.bound,
             refill=refill,
             drawn=drawn,
         )
         asked = BurstRecord(
-            at_ns=record.at_ns, credit=left(asked, record.at_ns), bound=record.bound, refill=refill, drawn=drawn
+            at_ns=record.at_ns, credit=remaining(asked, record.at_ns), bound=record.bound, refill=refill, drawn=drawn
         )
         for _ in range(rng.randrange(1, 200)):
             now_s += 1
@@ -56,10 +56,10 @@ def test_the_line_is_that_of_a_reckoning_in_fractions_however_often_it_is_asked(
             if rng.random() < 0.1:
                 at_ns = now_s * NS_PER_S
                 asked = BurstRecord(
-                    at_ns=at_ns, credit=left(asked, at_ns), bound=record.bound, refill=refill, drawn=drawn
+                    at_ns=at_ns, credit=remaining(asked, at_ns), bound=record.bound, refill=refill, drawn=drawn
                 )
-        assert Fraction(left(record, now_s * NS_PER_S), UNIT) == slow
-        assert left(asked, now_s * NS_PER_S) == left(record, now_s * NS_PER_S)
+        assert Fraction(remaining(record, now_s * NS_PER_S), UNIT) == slow
+        assert remaining(asked, now_s * NS_PER_S) == remaining(record, now_s * NS_PER_S)
 
 
 def test_the_credit_is_used_when_the_quota_is_and_fills_up_again() -> None:
@@ -165,7 +165,7 @@ def test_a_changed_default_holds_from_the_next_command_on() -> None:
     bench.wait(100)
     waiting = bench.queued(gpu(), tenant=ANN, ttl_s=250)
     assert credit(bench) == 201
-    bench.ledger.go_by(Policy(quota_default=replace(QUOTA, burst_seconds=250, burst_refill_seconds=3600)))
+    bench.ledger.set_policy(Policy(quota_default=replace(QUOTA, burst_seconds=250, burst_refill_seconds=3600)))
     bench.do(cmd.Tick())
     bench.wait(48)
     assert (credit(bench), waiting.status) == (249, LeaseStatus.QUEUED)
@@ -178,7 +178,7 @@ def test_a_request_that_lacked_a_default_limit_alone_is_granted_when_that_change
     bench = Bench(gpus=2, policy=Policy(quota_default=Quota(gpus=1)))
     bench.granted(gpu(), tenant=ANN)
     waiting = bench.queued(gpu(), tenant=ANN)
-    bench.ledger.go_by(Policy())
+    bench.ledger.set_policy(Policy())
     bench.do(cmd.Tick())
     assert bench.lease(waiting.id).status is LeaseStatus.GRANTED
 

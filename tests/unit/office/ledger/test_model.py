@@ -14,7 +14,7 @@ from sublet.errors import SubletError
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Done, Granted, GrantedMany, Offer, Place, Refusal
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates
-from sublet.office.ledger.budgets import prices_record, stands
+from sublet.office.ledger.budgets import prices_record, standing_now
 from sublet.office.ledger.burst_credit import HOUR, account
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.policy import Policy
@@ -297,7 +297,7 @@ class Pair:
                 assert place is not None
                 assert place.position == places[lease.id], f"after {after}: the place of {lease.id}"
         for budget in self.bench.state.books.budgets.values():
-            used = Fraction(stands(self.bench.state, budget, self.bench.now).used, GRAINS_PER_MICRO * 1_000_000)
+            used = Fraction(standing_now(self.bench.state, budget, self.bench.now).used, GRAINS_PER_MICRO * 1_000_000)
             assert used == self.model.used(account_of(budget.tenant, budget.group)), f"after {after}: {budget.id}"
         for tenant in TENANTS:
             assert self.bench.state.used_milli_ns(tenant, self.bench.now_ns) == self.model.used_milli_ns(tenant)

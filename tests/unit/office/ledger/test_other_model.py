@@ -139,6 +139,6 @@ def test_interactive_work_can_have_the_cheapest_cards_first(tier: Tier, resource
     bench.do(cmd.SetPrices(prices=prices_record(PRICES)))
     both = bench.granted(gpu(16, count=2), tenant=BEN)
     assert {part.resource for part in both.parts} == {"n3/NVIDIA A100", "n3/Tesla T4"}
-    bench.ledger.go_by(msgspec.structs.replace(bench.policy, cheapest_first=True))
+    bench.ledger.set_policy(msgspec.structs.replace(bench.policy, cheapest_first=True))
     assert bench.granted(gpu(12), tenant=ANN, tier=tier).parts[0].resource == resource
     assert bench.granted(gpu(12), tenant=ANN, tier=tier).parts[0].resource != resource

@@ -617,7 +617,7 @@ def test_what_was_parked_and_saved_in_the_end_is_told_of_both_leases() -> None:
 def test_who_saved_has_not_lost_everything() -> None:
     """The way that is told follows from whether anything was saved; others stay as they are."""
     ended = EndRecord(reason=EndReason.PREEMPTED, at_ns=1, wall_ns=1, way=Way.NOT_SAVED)
-    assert ended.way_with(None) is Way.NOT_SAVED
-    assert ended.way_with(5) is Way.SAVED
-    assert msgspec.structs.replace(ended, way=Way.SUSPEND).way_with(5) is Way.SUSPEND
-    assert msgspec.structs.replace(ended, way=None).way_with(5) is None
+    assert ended.reported_way(None) is Way.NOT_SAVED
+    assert ended.reported_way(5) is Way.SAVED
+    assert msgspec.structs.replace(ended, way=Way.SUSPEND).reported_way(5) is Way.SUSPEND
+    assert msgspec.structs.replace(ended, way=None).reported_way(5) is None

@@ -11,7 +11,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Place
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Bill, Rates, fold
-from sublet.office.ledger.budgets import prices_record, stands
+from sublet.office.ledger.budgets import prices_record, standing_now
 from sublet.office.ledger.explain import Because
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import InOrder
@@ -193,13 +193,13 @@ def test_budget_and_bill_agree_to_the_grain(group: GroupId | None) -> None:
     (budget,) = bench.state.books.budgets.values()
     for moment_s in (1, 1000.000000001, 40 * 60 - 1):
         bench.wait(moment_s - (bench.now_ns - seconds(1000)) / 1e9)
-        assert stands(bench.state, budget, bench.now).used == billed(bench).total.grains
+        assert standing_now(bench.state, budget, bench.now).used == billed(bench).total.grains
         assert bench.lease(lease.id).status is LeaseStatus.ACTIVE
     bench.wait(1)
     assert bench.lease(lease.id).status is LeaseStatus.NOTICED
     bench.wait(60)
     assert bench.lease(lease.id).end is not None
-    assert stands(bench.state, budget, bench.now).used == billed(bench).total.grains
+    assert standing_now(bench.state, budget, bench.now).used == billed(bench).total.grains
     assert bench.state.snapshot() == bench.folded().snapshot()
 
 

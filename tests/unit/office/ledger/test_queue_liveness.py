@@ -55,10 +55,10 @@ def test_the_silent_are_named_once_and_in_the_order_of_their_silence() -> None:
     presence.note([queued("a"), queued("b")], 0)
     presence.note([queued("c")], 5)
     presence.seen(LeaseId("a"), 10)
-    assert presence.gone(SILENCE_NS - 1) == []
-    assert presence.gone(SILENCE_NS + 5) == ["b", "c"]
-    assert presence.gone(SILENCE_NS + 10) == ["a"]
-    assert presence.gone(10 * SILENCE_NS) == []
+    assert presence.silent_holders(SILENCE_NS - 1) == []
+    assert presence.silent_holders(SILENCE_NS + 5) == ["b", "c"]
+    assert presence.silent_holders(SILENCE_NS + 10) == ["a"]
+    assert presence.silent_holders(10 * SILENCE_NS) == []
     assert len(presence) == 0
 
 
@@ -68,12 +68,12 @@ def test_an_open_connection_is_a_sign_of_life_that_lasts() -> None:
     presence.note([queued("a")], 0)
     presence.connected(LeaseId("a"))
     presence.connected(LeaseId("a"))
-    assert presence.gone(5 * SILENCE_NS) == []
+    assert presence.silent_holders(5 * SILENCE_NS) == []
     presence.disconnected(LeaseId("a"), 6 * SILENCE_NS)
-    assert presence.gone(8 * SILENCE_NS) == []
+    assert presence.silent_holders(8 * SILENCE_NS) == []
     presence.disconnected(LeaseId("a"), 8 * SILENCE_NS)
-    assert presence.gone(9 * SILENCE_NS - 1) == []
-    assert presence.gone(9 * SILENCE_NS) == ["a"]
+    assert presence.silent_holders(9 * SILENCE_NS - 1) == []
+    assert presence.silent_holders(9 * SILENCE_NS) == ["a"]
 
 
 def test_only_who_waits_is_watched() -> None:
@@ -82,7 +82,7 @@ def test_only_who_waits_is_watched() -> None:
     presence.note([queued("a"), granted("a"), queued("b"), ended("b")], 0)
     assert len(presence) == 0
     presence.note([Ungranted(lease=LeaseId("a"), detail="")], 7)
-    assert presence.gone(7 + SILENCE_NS) == ["a"]
+    assert presence.silent_holders(7 + SILENCE_NS) == ["a"]
 
 
 def test_after_a_restart_everybody_in_line_has_the_full_time_again() -> None:
@@ -90,8 +90,8 @@ def test_after_a_restart_everybody_in_line_has_the_full_time_again() -> None:
     presence = Presence()
     presence.restored(lease("a"), 100)
     presence.restored(lease("b", LeaseStatus.ACTIVE), 100)
-    assert presence.gone(99 + SILENCE_NS) == []
-    assert presence.gone(100 + SILENCE_NS) == ["a"]
+    assert presence.silent_holders(99 + SILENCE_NS) == []
+    assert presence.silent_holders(100 + SILENCE_NS) == ["a"]
 
 
 def test_a_sign_of_life_of_somebody_who_does_not_wait_is_nothing() -> None:
@@ -100,4 +100,4 @@ def test_a_sign_of_life_of_somebody_who_does_not_wait_is_nothing() -> None:
     presence.seen(LeaseId("x"), 1)
     presence.connected(LeaseId("x"))
     presence.disconnected(LeaseId("x"), 2)
-    assert presence.gone(10 * SILENCE_NS) == []
+    assert presence.silent_holders(10 * SILENCE_NS) == []

@@ -20,7 +20,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.admission import own_limit
 from sublet.office.ledger.answers import Granted, Offer, Outcome, Place, Refusal
-from sublet.office.ledger.budgets import stands, used_up
+from sublet.office.ledger.budgets import standing_now, used_up
 from sublet.office.ledger.placement import fit
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.promised_parts import rooms_for
@@ -406,7 +406,7 @@ class Watch:
             due_ns = state.due_at(lease)
             assert due_ns is None or due_ns > now_ns, f"L5: the time of {lease.id} ({lease.status}) is over"
         for budget in state.books.budgets.values():
-            found, spent = stands(state, budget, Now(now_ns, self.wall_ns)), state.books.spent[budget.id]
+            found, spent = standing_now(state, budget, Now(now_ns, self.wall_ns)), state.books.spent[budget.id]
             level = spent.level if spent.window == found.window else BudgetLevel.OPEN
             assert found.level is level, f"B3: {budget.id} is {found.level}, and the books say {level}"
         for lease in state.leases.values():

@@ -22,11 +22,11 @@ SET, NEWER_SET = (ReplicaSet(generation, Seats(("a", "b", "c"), 2, 2)) for gener
 def test_a_refusal_says_never_only_below_the_write(taken: WriteStamp | None, nowhere: bool) -> None:
     """Messages come twice: the one that was refused may have followed one that was taken, and was written over."""
     phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
-    phase.heard("a", BallotRefused(HIGHER, None))
-    phase.heard("b", BallotRefused(HIGHER, taken))
+    phase.on_answer("a", BallotRefused(HIGHER, None))
+    phase.on_answer("b", BallotRefused(HIGHER, taken))
     if nowhere:
         assert not phase.over, "the last one is waited for"
-    phase.heard("c", BallotRefused(HIGHER, None))
+    phase.on_answer("c", BallotRefused(HIGHER, None))
     assert phase.over
     assert not phase.done
     assert phase.nowhere is nowhere
@@ -36,10 +36,10 @@ def test_silence_is_doubt() -> None:
     """And so is one that took it."""
     silent, took = (Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b"")) for _ in range(2))
     silent.lost("a")
-    took.heard("a", Took())
+    took.on_answer("a", Took())
     for phase in (silent, took):
-        phase.heard("b", BallotRefused(HIGHER, None))
-        phase.heard("c", BallotRefused(HIGHER, None))
+        phase.on_answer("b", BallotRefused(HIGHER, None))
+        phase.on_answer("c", BallotRefused(HIGHER, None))
         assert phase.over
         assert not phase.nowhere
 
@@ -48,7 +48,7 @@ def test_a_replica_that_knows_a_newer_set_may_have_taken_the_write_all_the_same(
     """It may look at the set after its put. So what all of them answer like that is not known to have failed."""
     phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
     for replica in SET.voters:
-        phase.heard(replica, Outdated(NEWER_SET))
+        phase.on_answer(replica, Outdated(NEWER_SET))
     assert phase.over
     assert phase.newer == NEWER_SET
     assert not phase.nowhere
@@ -57,9 +57,9 @@ def test_a_replica_that_knows_a_newer_set_may_have_taken_the_write_all_the_same(
 def test_one_promise_to_a_newer_epoch_ends_an_opening() -> None:
     """Our lease is over then, however many replicas would still promise us: none is waited for."""
     phase = Preparing(SET, OURS)
-    phase.heard("a", BallotRefused(NEWER_EPOCH, None))
+    phase.on_answer("a", BallotRefused(NEWER_EPOCH, None))
     assert phase.over
-    assert not phase.won
+    assert not phase.has_quorum
     of_our_epoch = Preparing(SET, OURS)
-    of_our_epoch.heard("a", BallotRefused(SAME_EPOCH, None))
+    of_our_epoch.on_answer("a", BallotRefused(SAME_EPOCH, None))
     assert not of_our_epoch.over, "two are still a quorum"

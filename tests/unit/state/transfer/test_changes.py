@@ -165,7 +165,7 @@ def test_a_write_between_look_and_copy_is_found_next_time(pages: Pages) -> None:
     look = finder.begin(buffer_of(data))
     hashes = {n: chunk_hash(look.chunk(n)) for n in look.candidates}
     data[3 * CHUNK_BYTES] = 7
-    finder.settle(look, hashes)
+    finder.record_hashes(look, hashes)
     assert finder.changed(buffer_of(data)) == [3]
 
 
@@ -298,7 +298,7 @@ def test_more_arrays_than_are_remembered_are_all_looked_at(monkeypatch: pytest.M
 class Liar(Pages):
     """Says that nothing was ever written."""
 
-    def look(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
+    def written_since(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
         if self._off:
             return 0, None
         self._look += 1

@@ -113,7 +113,7 @@ def test_what_was_hashed_without_a_fingerprint_is_hashed_again() -> None:
     finder.changed(buffer_of(data))
     data[0] = 1
     look = finder.begin(buffer_of(data))
-    finder.settle(look, {n: chunk_hash(look.chunk(n)) for n in look.candidates})
+    finder.record_hashes(look, {n: chunk_hash(look.chunk(n)) for n in look.candidates})
     data[0] = 0
     look = finder.begin(buffer_of(data))
     assert look.prints_before[:FINGERPRINT_BYTES] == UNKNOWN
@@ -137,7 +137,7 @@ def test_hash_and_fingerprint_are_of_the_same_bytes() -> None:
         data[0] = 0
         look = finder.begin(buffer_of(data))
         hashes = dict(zip(look.candidates, look.hashes(list(look.candidates)), strict=True))
-        finder.settle(look, hashes)
+        finder.record_hashes(look, hashes)
         was = bytearray(data.data[:CHUNK_BYTES])
         for value in range(250):
             was[0] = value
@@ -166,7 +166,7 @@ def test_memory_that_moves_on_is_tracked_once_it_stayed() -> None:
             data[0] = n
         look = finder.begin(buffer_of(data), moving=True)
         seen.append((look.number > 0, look.tracked))
-        finder.settle(look, dict(zip(look.candidates, look.hashes(list(look.candidates)), strict=True)))
+        finder.record_hashes(look, dict(zip(look.candidates, look.hashes(list(look.candidates)), strict=True)))
     assert seen == [(False, False)] * 6 + [(True, False)] + [(True, True)] * 2
 
 

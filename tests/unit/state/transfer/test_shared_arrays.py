@@ -16,8 +16,8 @@ from sublet.state.transfer.shared_arrays import (
     exchange,
     is_same,
     is_untouched,
+    map_shared,
     part_all,
-    rejoin,
     separate,
 )
 from sublet.wire.persistent_memory import Lasting
@@ -88,7 +88,7 @@ def test_an_area_that_parted_is_its_own_until_it_joins_again() -> None:
     looking[0] = 5
     assert not is_untouched(area)
     assert other[0] == 1
-    rejoin(area)
+    map_shared(area)
     assert looking[0] == 1
     assert not area.parted
 
