@@ -399,8 +399,8 @@ def test_a_person_waits_runs_loses_the_device_and_goes_on_as_another_user(
     home = home_of(ana)
     cells_in(home / "cells.ipynb", ENVIRONMENT, CELL, STILL)
     keep_quiet(home)
-    for path in (home / "cells.ipynb", home / ".jupyter", *(home / ".jupyter").rglob("*")):
-        os.chown(path, pwd.getpwnam(ana).pw_uid, -1)
+    own_by(ana, home / "cells.ipynb")
+    own_by(ana, home / ".jupyter")
     logged_in(hub, bob).studio()
     other = Member(hub.studio, hub.studio.people.new_token(bob))
     wrong: list[str] = []
@@ -484,6 +484,7 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
     the hub which of them is in use, and the hub's own culler reads that. The server that goes gives its GPU back; the
     token of the one that stays is prolonged, and ends with its server. A hub that was killed is told again once another
     runs. The command line, `sublet lab` and the kernel of `sublet kernelspec` work in a server as its cells do."""
+    own_by(bob, write_config(home_of(bob) / ".jupyter"))
     hub.start_servers(ana, bob)
     with hub.kernel(ana) as runs, hub.kernel(bob) as idle:
         idle.run("%load_ext sublet")
@@ -544,6 +545,19 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
 
 def home_of(user: str) -> Path:
     return Path(pwd.getpwnam(user).pw_dir)
+
+
+def own_by(user: str, path: Path) -> None:
+    for one in (path, *path.rglob("*")):
+        os.chown(one, pwd.getpwnam(user).pw_uid, -1)
+
+
+def write_config(folder: Path) -> Path:
+    """Of a server that nobody looks at: JupyterLab and what belongs to it are two thirds of its start."""
+    folder.mkdir()
+    parts = dict.fromkeys(("jupyterlab", "jupyter_lsp", "jupyter_server_terminals", "notebook_shim"), False)
+    (folder / "jupyter_server_config.json").write_text(json.dumps({"ServerApp": {"jpserver_extensions": parts}}))
+    return folder
 
 
 def leases_of(hub: HubStage, user: str) -> list[Any]:
