@@ -196,7 +196,7 @@ def test_what_is_told_is_heard(seed: int) -> None:
             case _:
                 pass
         said = told.encode(names, listener)
-        assert heard.hear(said) == names
+        assert heard.decode(said) == names
 
 
 def test_the_same_names_are_not_said_again() -> None:

@@ -14,7 +14,7 @@ from sublet.lease_end import EndReason, LeaseEnd
 from sublet.node.supervisor.parking import STAND_NS
 from sublet.notebook import resume
 from sublet.notebook.options import CellOptions
-from sublet.notebook.resume import end_parked, go_on, is_parked
+from sublet.notebook.resume import end_parked, is_parked, resume_parked
 from sublet.notebook.status import Suspended
 from sublet.values import NS_PER_S, LeaseId, Tier
 
@@ -59,7 +59,7 @@ class Fabric:
 def went_on(fabric: Fabric, options: CellOptions) -> tuple[Any, Kernel, list[Suspended]]:
     shown: list[Suspended] = []
     kernel = Kernel()
-    new = go_on(
+    new = resume_parked(
         cast(Any, fabric), cast(Any, Lease()), cast(Any, kernel), options, shown.append, {"program": "notebook"}
     )
     return new, kernel, shown

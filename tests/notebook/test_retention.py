@@ -53,7 +53,7 @@ class Volume:
     def freed_by(self, keep: int) -> int:
         return sum(self.packs[number] for number in self.numbers()[:-keep])
 
-    def let_go(self, keep: int) -> None:
+    def collect_once(self, keep: int) -> None:
         self.packs = {number: self.packs[number] for number in self.numbers()[-keep:]}
 
 
@@ -78,7 +78,7 @@ def test_whatever_is_saved_the_last_good_one_stays_and_nothing_goes_in_vain(data
             more = sorted(before)[-len(volume.packs) - 1]
             assert volume.room - before[more] < needed + SPARE
         volume.packs[number] = needed
-        volume.let_go(KEEP)
+        volume.collect_once(KEEP)
         if data.draw(st.booleans()):
             good = number  # its results were taken
         good = good if good in volume.packs else max(volume.packs)

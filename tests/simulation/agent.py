@@ -73,10 +73,10 @@ class OfficeAgent:
 
     # ---- what comes ----
 
-    def heard(self, link: LocalLink, reports: Reports) -> None:
+    def on_reports(self, link: LocalLink, reports: Reports) -> None:
         """The supervisor says something."""
         if link is self.link:
-            self._core.heard(reports.reports)
+            self._core.on_reports(reports.reports)
 
     def configured(self, link: LocalLink, configured: Configured) -> None:
         """The supervisor says who it is."""

@@ -84,7 +84,7 @@ class OfficeConnection:
         """What was said in this turn, as one message: a turn takes no time here, so at once and at its end are one."""
         reports, self._unwritten = self._unwritten, []
         if reports:
-            self.link.to_office(self._agent.heard, self.link, Reports(reports=tuple(reports)))
+            self.link.to_office(self._agent.on_reports, self.link, Reports(reports=tuple(reports)))
 
     def cut(self, error: SubletError) -> None:
         self.link.supervisor_ends(error)

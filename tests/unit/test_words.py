@@ -1,7 +1,7 @@
 """Words that the project does not use: scenes in place of terms, actors without a name, and sentences read twice.
 
 They were in it once. Each has the word that a reader of the field would look for. The rule covers everything that is
-read: source (comments, docstrings, messages) and pages.
+read: source (comments, docstrings, messages) and pages. A second rule covers the names of functions.
 """
 
 from __future__ import annotations
@@ -105,3 +105,52 @@ def test_a_rule_catches_what_it_is_for(line: str) -> None:
 )
 def test_a_rule_lets_terms_and_code_pass(line: str) -> None:
     assert found_in(line) == []
+
+
+FUNCTION_NAMES: Final = {
+    "came": "on_arrival, dispatch",
+    "confess": "log_internal_error",
+    "go_on": "resume, advance, retry",
+    "hear": "receive, read_events, decode",
+    "heard": "on_event, on_answer, on_output",
+    "knock": "warm_up",
+    "let_go": "release, close, detach",
+    "lets_go": "may_release",
+    "mistake": "internal_error",
+    "say": "send, report, print, write",
+    "settle": "schedule, reconcile, wait, roll_back_to",
+    "tell": "notify, send, write",
+}
+"""Function names that a reader of the field would not search for, with or without an underscore; what to write."""
+
+FUNCTIONS_THAT_STAY: Final = {
+    "guest/calls.py: came": "a flag of one function",
+    "guest/served.py: say": "an argument of one function",
+    "guest/work.py: came": "a flag of one function",
+    "notebook/batch/inside.py: go_on": "users call it in a notebook",
+    "notebook/cell_io.py: let_go": "reads a field of that name, which is written",
+    "testing/pretended.py: lets_go": "a guest that lets go of its device, or does not",
+    "wire/open_files.py: came": "whether a descriptor came with a message",
+}
+"""Those that stay, each with its reason."""
+
+
+DEFINITION: Final = re.compile(rf"(?m)^\s*(?:async )?def _*({'|'.join(FUNCTION_NAMES)})\(")
+
+
+def test_functions_have_the_names_of_the_field() -> None:
+    src = ROOT / "src/sublet"
+    found = {
+        f"{path.relative_to(src)}: {name}"
+        for path in src.rglob("*.py")
+        for name in DEFINITION.findall(path.read_text(encoding="utf-8"))
+    }
+    wrong = [f"{one}; write: {FUNCTION_NAMES[one.split(': ')[1]]}" for one in sorted(found - set(FUNCTIONS_THAT_STAY))]
+    assert not wrong, "\n".join(wrong)
+    assert not set(FUNCTIONS_THAT_STAY) - found, "they are gone; strike them"
+
+
+@pytest.mark.parametrize("source", ["def say(): ...", "class A:\n    async def _say(self): ..."])
+def test_the_rule_over_function_names_catches_methods_and_coroutines(source: str) -> None:
+    assert DEFINITION.findall(source) == ["say"]
+    assert DEFINITION.findall(source.replace("say", "say_again")) == []

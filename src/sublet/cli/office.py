@@ -291,7 +291,7 @@ def _serve(host_gpus: HostGpus | None, shared: Path | None, log_format: str | No
             if stays:
                 write_settings(home, settings)
 
-        def say() -> None:
+        def print_address() -> None:
             about = fields(event="started", pid=os.getpid(), home=str(home))
             logging.getLogger("sublet.office").info("Started.", extra=about)
             if stays:
@@ -302,7 +302,7 @@ def _serve(host_gpus: HostGpus | None, shared: Path | None, log_format: str | No
             home,
             host_gpus=None if settings.host_gpus is None else str(settings.host_gpus),
             embedded=not stays,
-            ready=say,
+            ready=print_address,
             beginning=beginning,
             before_serving=remember,
             shared=settings.shared,

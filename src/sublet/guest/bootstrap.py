@@ -72,7 +72,7 @@ def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn
         try:
             step()
         except BaseException as error:  # noqa: BLE001 - this is the top: whatever comes is told, as Python tells it
-            status = _tell(error)
+            status = _print_error(error)
             if step is arrange_interrupt or status == LEASE_ENDED:
                 break
     if status == LEASE_ENDED:
@@ -207,7 +207,7 @@ def _status(error: SystemExit) -> int:
     return 1
 
 
-def _tell(error: BaseException) -> int:
+def _print_error(error: BaseException) -> int:
     is_end = isinstance(error, LeaseInterrupt | _interrupt_class())
     if is_end and getattr(error, "code", LEASE_ENDED) == LEASE_ENDED:  # else it says itself that it left otherwise
         return _tell_end(error)

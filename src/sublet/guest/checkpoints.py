@@ -67,7 +67,7 @@ class Checkpoints:
             path = os.environ.get(TALLY_VARIABLE, "")
             self._tally = TallyFile.open(path) if path else None
             self._watcher = start_thread("notice", self._watch, again=True)
-        self._say(unsaved=True)
+        self._report(unsaved=True)
 
     def save(self, *, by_hand: bool = False) -> object:
         """Save, one at a time: a second caller waits for the first."""
@@ -116,7 +116,7 @@ class Checkpoints:
         if lease is None:
             if self._answered is not None:
                 self._answered = None
-                self._say(unsaved=True)
+                self._report(unsaved=True)
         elif lease != self._answered:
             self._answered = lease
             try:
@@ -125,9 +125,9 @@ class Checkpoints:
                 sys.stderr.write("sublet: what was registered with on_checkpoint() failed:\n")
                 traceback.print_exc()
                 is_whole = False
-            self._say(unsaved=not is_whole or self._answered is None)
+            self._report(unsaved=not is_whole or self._answered is None)
 
-    def _say(self, *, unsaved: bool) -> None:
+    def _report(self, *, unsaved: bool) -> None:
         if self._tally is not None:
             self._tally.unsaved(begins=unsaved)
 

@@ -101,7 +101,7 @@ class _Connection:
             said = unpack(body)
         except InvalidRequest as error:
             close_all(fds)
-            self._say(call, fault(error))
+            self._send_answer(call, fault(error))
             return
         with self._desk.lock:
             self._waiting[call] = lambda: None
@@ -127,7 +127,7 @@ class _Connection:
                 return
             del self._waiting[call]
             self._withdrawn.add(call)
-        self._say(call, WorkerAnswer(WorkerMessage.CANCELLED))
+        self._send_answer(call, WorkerAnswer(WorkerMessage.CANCELLED))
 
     # ---- on the main thread
 
@@ -138,7 +138,7 @@ class _Connection:
         except Exception as error:  # noqa: BLE001 - such as that there was no memory for the answer
             self._desk.done()
             fault_of_ours = fault(SubletError(f"the worker could not answer: {type(error).__name__}: {error}"))
-            self._done(lambda: self._say(call, fault_of_ours))
+            self._done(lambda: self._send_answer(call, fault_of_ours))
 
     def _done(self, work: Callable[[], None]) -> None:
         """What fails here the holder would never hear of, so the connection ends with it."""
@@ -194,7 +194,7 @@ class _Connection:
         self._finish(call, answer._replace(flags=answer.flags | Flag.BEGAN), began_ns)
 
     def _finish(self, call: int, answer: WorkerAnswer, began_ns: int) -> None:
-        self._say(call, answer._replace(took_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns))
+        self._send_answer(call, answer._replace(took_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns))
         if self._board is not None:
             self._board.finish()  # behind the answer: a call that was executed must not be taken for one in line
 
@@ -241,15 +241,15 @@ class _Connection:
         end = end_of(self._worker.page.read())
         return WorkerAnswer(WorkerMessage.ENDED, blob={"reason": EndReason(end.reason).value, "detail": end.detail})
 
-    def _say(self, call: int, answer: WorkerAnswer) -> None:
+    def _send_answer(self, call: int, answer: WorkerAnswer) -> None:
         body, fds = answer.packed()
 
-        def say(link: Link) -> None:
+        def send(link: Link) -> None:
             if answer.before is not None:
                 link.event(answer.before)
             link.reply(call, body, fds)
 
-        self._line.send(say)
+        self._line.send(send)
 
     def _send(self, body: bytes, fds: tuple[int, ...]) -> None:
         self._line.send(lambda link: link.event(body, fds))

@@ -64,9 +64,9 @@ from sublet.notebook.remote_values import RemoteValues, Restored
 from sublet.notebook.resume import (
     GAVE_WAY,
     end_parked,
-    go_on,
     is_known_to_be_over,
     is_parked,
+    resume_parked,
     wait_until_gone,
     wait_until_taken,
 )
@@ -687,7 +687,9 @@ class Cells:
         began_s = time.monotonic()
         session = self._session
         labels = self.labels if session is None else {**self.labels, SESSION_LABEL: session.session.id}
-        new = self.lease = without_expiry_notice(go_on(self._fabric, lease, kernel, options, status.show, labels))
+        new = self.lease = without_expiry_notice(
+            resume_parked(self._fabric, lease, kernel, options, status.show, labels)
+        )
         if session is not None:
             session.moved(new)
         stood_s = time.monotonic() - began_s

@@ -433,7 +433,7 @@ class Kept(Protocol):
 
     def numbers(self) -> Sequence[int]: ...
     def freed_by(self, keep: int) -> int: ...
-    def let_go(self, keep: int) -> None: ...
+    def collect_once(self, keep: int) -> None: ...
 
 
 def how_many(needed: int, room: int, freed: Callable[[int], int], *, most: int, least: int) -> int:
@@ -454,7 +454,7 @@ def make_room(kept: Kept, needed: int, *, most: int, good: int) -> int:
     keep = how_many(needed + SPARE, kept.room, kept.freed_by, most=max(most, least), least=least)
     if not keep:
         raise _too_small(kept, needed, least)
-    kept.let_go(keep)
+    kept.collect_once(keep)
     return max(0, len(numbers) - keep)
 
 

@@ -106,7 +106,7 @@ def place(
     if _before.is_open:  # it was given up, and never collected: what it bound is not reported
         _put_back(space)
         _bound.noted(space.names, _bound.rebound(space.names))
-    reads = _heard.hear(reads) if isinstance(reads, Said) else reads
+    reads = _heard.decode(reads) if isinstance(reads, Said) else reads
     keep_sources(sources)
     set_compiler_flags(flags)
     space.on_pool_message(word)
@@ -116,7 +116,7 @@ def place(
     _check(taken)
     _bound.noted(space.names, guest_persistence.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
-    steady = _heard_steady.hear(steady) if isinstance(steady, Said) else steady
+    steady = _heard_steady.decode(steady) if isinstance(steady, Said) else steady
     hidden = (space.visible() - reads - steady) | (binds - reads)
     hidden -= deletes | in_use(space.names, can_change).names.keys() if hidden else deletes
     aside = {name: space.names.pop(name) for name in list(space.names) if name in hidden} if hidden else {}

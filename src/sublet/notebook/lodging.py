@@ -83,7 +83,7 @@ class Watch:
         """Where it may differ from what both have; None: anywhere. The next question is about what is written from
         here on, so if it does differ, that is to be said (``doubt``)."""
         since, self.look, self._doubted = self.look, 0, 0
-        self.look, ranges = _look(shared)(address, length, since)
+        self.look, ranges = _written_since(shared)(address, length, since)
         if not since or ranges is None:
             return None
         clipped = [(max(low, address), min(high, address + length)) for low, high in ranges]
@@ -91,7 +91,7 @@ class Watch:
 
     def begin(self, address: int, length: int, *, shared: bool = False) -> None:
         """It is what both have now."""
-        self.look, _ = _look(shared)(address, length, 0)
+        self.look, _ = _written_since(shared)(address, length, 0)
 
     def doubt(self) -> None:
         """It differs: until both have the same again (``believe``), what was written since is not all there is."""
@@ -106,7 +106,7 @@ class Watch:
         self.look = self._doubted = 0
 
 
-def _look(shared: bool) -> Callable[[int, int, int], tuple[int, list[Range] | None]]:
+def _written_since(shared: bool) -> Callable[[int, int, int], tuple[int, list[Range] | None]]:
     return process_pages().shared_written_since if shared else process_pages().written_since
 
 

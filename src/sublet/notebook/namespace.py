@@ -294,7 +294,7 @@ class Heard:
     def __init__(self) -> None:
         self._last: frozenset[str] = frozenset()
 
-    def hear(self, said: Said) -> frozenset[str]:
+    def decode(self, said: Said) -> frozenset[str]:
         """The names that are meant."""
         names = said.names
         if said.is_difference:

@@ -39,7 +39,7 @@ def is_parked(lease: Lease | None) -> bool:
     return lease is not None and lease.end is not None and bool(lease.end.parked)
 
 
-def go_on(
+def resume_parked(
     fabric: Fabric,
     lease: Lease,
     kernel: KernelGuest,

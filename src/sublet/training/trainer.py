@@ -108,7 +108,7 @@ class PreemptibleTrainer:
         is_first = self._group.rank == 0
         self._saves = Saves(where, schema=schema, keep=keep, every=every, clock=self._clock, writes=is_first)
         self._restore()
-        self._tell(began=True)
+        self._write_progress(began=True)
 
     # ---- what it knows ----
 
@@ -269,7 +269,7 @@ class PreemptibleTrainer:
         self._whole = self._saves.is_dirty = True
         self._stepless = 0
         if self._teller.is_due():
-            self._tell()
+            self._write_progress()
 
     def _descend(self, loss: Any) -> None:
         if self._optimizer is None:
@@ -328,17 +328,17 @@ class PreemptibleTrainer:
     def _leave(self, told: LeaveReason, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
         self._make_durable(position)
-        self._tell(left=SIGTERM if told.by_signal else str(told.reason))
+        self._write_progress(left=SIGTERM if told.by_signal else str(told.reason))
         self.close()
         status = {"status": TERMINATED} if told.by_signal else {}
         raise Preempted(told.end(), self.steps, **status)
 
     def _finish(self) -> None:
         self._make_durable()
-        self._tell(done=True)
+        self._write_progress(done=True)
         self._watchman.end()
 
-    def _tell(self, **more: Any) -> None:
+    def _write_progress(self, **more: Any) -> None:
         if self._teller.listens:
             shown = {} if self._loss is None else {"loss": float(self._loss)}
             of = {} if self._epochs is None else {"epoch": self._epoch, "epochs": self._epochs}
@@ -407,7 +407,7 @@ class PreemptibleTrainer:
         if error is None:
             if not self._closed:
                 self._make_durable()
-                self._tell(done=True)
+                self._write_progress(done=True)
                 self.close()
             return
         try:

@@ -107,7 +107,7 @@ class AgentCore:
             self.is_told = True
         return Orders(orders=batch, incarnation=self._incarnation()) if batch else None
 
-    def heard(self, reports: Iterable[Report]) -> None:
+    def on_reports(self, reports: Iterable[Report]) -> None:
         """The supervisor reports; the office hears of it as soon as it listens."""
         for report in reports:
             (self._sink if self._early is None else self._early.append)(report)

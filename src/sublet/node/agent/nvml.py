@@ -259,9 +259,9 @@ class Nvml:
     def close(self) -> None:
         """Let go of the driver. Harmless if it is gone."""
         if self._events is not None:
-            self._tell(self._lib.nvmlEventSetFree, self._events, default=None)
+            self._call_or(self._lib.nvmlEventSetFree, self._events, default=None)
             self._events = None
-        self._tell(self._lib.nvmlShutdown, default=None)
+        self._call_or(self._lib.nvmlShutdown, default=None)
 
     def survey(self, root: str = "/") -> Survey:
         """Every card and instance, and what kept others from being found."""
@@ -323,14 +323,14 @@ class Nvml:
         """From now on ``xids`` tells of these cards. One that cannot be watched is left out: that is no fault of it."""
         lib = self._lib
         if self._events is None:
-            self._events = self._tell(lib.nvmlEventSetCreate, default=None)
+            self._events = self._call_or(lib.nvmlEventSetCreate, default=None)
         if self._events is None:
             return
         for uuid in uuids:
             if uuid not in self._watched:
-                handle = self._tell(lib.nvmlDeviceGetHandleByUUID, uuid, default=None)
+                handle = self._call_or(lib.nvmlDeviceGetHandleByUUID, uuid, default=None)
                 if handle is not None:
-                    self._tell(lib.nvmlDeviceRegisterEvents, handle, _XID, self._events, default=None)
+                    self._call_or(lib.nvmlDeviceRegisterEvents, handle, _XID, self._events, default=None)
                 self._watched.add(uuid)
 
     def xids(self) -> Iterator[tuple[str, int]]:
@@ -338,10 +338,10 @@ class Nvml:
         if self._events is None:
             return
         for _ in range(_XIDS_MAX):
-            event = self._tell(self._lib.nvmlEventSetWait_v2, self._events, 0, default=None)  # a time-out: no more
+            event = self._call_or(self._lib.nvmlEventSetWait_v2, self._events, 0, default=None)  # a time-out: no more
             if event is None:
                 return
-            uuid = self._tell(self._lib.nvmlDeviceGetUUID, event.device, default="")
+            uuid = self._call_or(self._lib.nvmlDeviceGetUUID, event.device, default="")
             if uuid and event.eventType == _XID:
                 yield uuid, int(event.eventData)
 
@@ -361,14 +361,14 @@ class Nvml:
         lib = self._lib
         card = handle
         if is_instance:
-            card = self._tell(lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle, default=None)
-        minor = None if card is None else self._tell(lib.nvmlDeviceGetMinorNumber, card, default=None)
+            card = self._call_or(lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle, default=None)
+        minor = None if card is None else self._call_or(lib.nvmlDeviceGetMinorNumber, card, default=None)
         if minor is None:
             return ()
         if not is_instance:
             return (f"nvidia{minor}",)
-        gpu = self._tell(lib.nvmlDeviceGetGpuInstanceId, handle, default=None)
-        compute = self._tell(lib.nvmlDeviceGetComputeInstanceId, handle, default=None)
+        gpu = self._call_or(lib.nvmlDeviceGetGpuInstanceId, handle, default=None)
+        compute = self._call_or(lib.nvmlDeviceGetComputeInstanceId, handle, default=None)
         rights = Path(root, _CAPABILITIES.format(minor), f"gi{gpu}")
         numbers = [_capability(rights / "access"), _capability(rights / f"ci{compute}" / "access")]
         return () if None in numbers else (f"nvidia{minor}", *(f"nvidia-caps/nvidia-cap{one}" for one in numbers))
@@ -451,7 +451,7 @@ class Nvml:
                 raise
             return default
 
-    def _tell(self, question: Callable[..., Any], *arguments: Any, default: Any) -> Any:
+    def _call_or(self, question: Callable[..., Any], *arguments: Any, default: Any) -> Any:
         """The answer, or ``default`` whatever is the matter."""
         try:
             return self._call(question, *arguments)

@@ -365,7 +365,7 @@ class SupervisedAgent:
     def _on_event(self, happening: Happening) -> None:
         match happening:
             case Event():
-                self._core.heard(loads(Reports, happening.body).reports)
+                self._core.on_reports(loads(Reports, happening.body).reports)
             case Replied():
                 close_all(happening.fds)
                 self._answered(happening.call, happening.body)

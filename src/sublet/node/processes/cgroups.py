@@ -151,7 +151,10 @@ class Groups:
 
     def describe(self) -> list[CgroupFinding]:
         """What holds here, part by part, and why the rest does not."""
-        return [self._say_end(), *(self._say(name) for name in ("memory", "pids", "cpu", "cpuset", "devices"))]
+        return [
+            self._say_end(),
+            *(self._check_controller(name) for name in ("memory", "pids", "cpu", "cpuset", "devices")),
+        ]
 
     def _say_end(self) -> CgroupFinding:
         part = "ending a guest as a whole"
@@ -163,7 +166,7 @@ class Groups:
             return CgroupFinding(part, True, "by control group (v1 without freezer: signals to each process in it)")
         return CgroupFinding(part, False, f"by descent, session and environment only: {self._why_not()}")
 
-    def _say(self, controller: str) -> CgroupFinding:
+    def _check_controller(self, controller: str) -> CgroupFinding:
         if controller in self.v1:
             return CgroupFinding(controller, True, f"cgroup v1 in {self.v1[controller]}")
         if self.v2 is not None and controller in self.v2.controllers:

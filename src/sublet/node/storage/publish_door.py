@@ -121,7 +121,7 @@ class PublishDoor:
                 loop.forget(fd)
                 sock.close()
 
-        def heard(events: int) -> None:
+        def on_readable(events: int) -> None:
             try:
                 is_over = not sock.recv(1)
             except OSError as error:
@@ -131,7 +131,7 @@ class PublishDoor:
 
         with contextlib.suppress(OSError):
             sock.send(dumps(refusal_of(error)), socket.MSG_NOSIGNAL)
-        loop.watch(fd, READ, heard)
+        loop.watch(fd, READ, on_readable)
         self._turned += 1
         loop.after(TURNED_S, over)
 

@@ -108,7 +108,9 @@ class SupervisorCore(Generic[L]):
         for order in orders.orders:
             self.law.send(order, now_ns=now_ns, incarnation=orders.incarnation)
         if not any(isinstance(order, End) for order in orders.orders):
-            self.say(at_once=True)  # a holder waits to hear that its lease is held; the rest of the turn can wait
+            self.send_reports(
+                at_once=True
+            )  # a holder waits to hear that its lease is held; the rest of the turn can wait
         self.step(now_ns)
 
     def office_gone(self, office: OfficeEnd, now_ns: int) -> None:
@@ -153,13 +155,13 @@ class SupervisorCore(Generic[L]):
         gone, self._gone = self._gone, set()
         if self.law is not None:
             self._arm(self.law.hardware_changed(now_ns, *gone))
-            self.say()
+            self.send_reports()
 
     def step(self, now_ns: int) -> None:
         """Do what is due, and say what there is to say."""
         if self.law is not None:
             self._arm(self.law.tick(now_ns))
-            self.say()
+            self.send_reports()
 
     # ---- reports ----
 
@@ -167,7 +169,7 @@ class SupervisorCore(Generic[L]):
         """To be said with the next ones. It may be called from inside the law."""
         self._reports += reports
 
-    def say(self, *, at_once: bool = False) -> None:
+    def send_reports(self, *, at_once: bool = False) -> None:
         """What was reported, in messages of a size that is taken."""
         if self.office is None:
             self._reports.clear()  # what is still true is said again when an office comes

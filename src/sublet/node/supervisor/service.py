@@ -290,7 +290,7 @@ class Supervisor:
             self._claim_again_ns = now_ns + AGAIN_NS
             self._safely(self._refresh)
             self._core.report(*self._claims.again())
-            self._core.say()
+            self._core.send_reports()
 
     def _stop_if_idle(self) -> None:
         if not self._is_needed(self.loop.now_ns()):

@@ -24,7 +24,7 @@ from sublet.notebook.batch.guest_client import GuestClient, beside
 from sublet.notebook.batch.job_options import JobLeaseOptions
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import KernelVolume, Owner
-from sublet.notebook.resume import end_parked, go_on, is_parked
+from sublet.notebook.resume import end_parked, is_parked, resume_parked
 from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
 from sublet.wire.unix import ADDRESS_BYTES_MAX
@@ -253,7 +253,7 @@ class WholeKernel(_Kernel):
             return
         asked = self._asked
         options = CellOptions(ttl_ns=asked.ttl_ns, tier=asked.tier, pay_priority=bool(asked.pay_priority))
-        self.lease = new = go_on(self._connect(), lease, guest, options, self._stands, self._labels)
+        self.lease = new = resume_parked(self._connect(), lease, guest, options, self._stands, self._labels)
         self._busy.enter_context(new.activity("a notebook"))
 
     def _stands(self, status: Suspended) -> None:

@@ -242,7 +242,7 @@ def standing_now(state: State, budget: BudgetRecord, now: Now) -> Standing:
     return standing(budget, state.books.spent[budget.id], held.values(), state.rates, now)
 
 
-def settle(step: Transaction, budget: BudgetRecord) -> Standing:
+def update_budget(step: Transaction, budget: BudgetRecord) -> Standing:
     """Take note of what is used, and do what follows: once it is used up, and once it no longer is."""
     state = step.state
     found = standing_now(state, budget, step.now)

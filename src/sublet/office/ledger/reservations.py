@@ -104,7 +104,7 @@ def _next_step(state: State, reservation: ReservationRecord, wall_ns: int, polic
     return reserved.span.end_ns if reserved.lends else _lends_from(reserved.span, policy)
 
 
-def settle(step: Transaction) -> None:
+def update_reservations(step: Transaction) -> None:
     """Take the steps whose time has come, and see that the chosen devices become, and stay, free of other groups."""
     wall_ns, policy = step.now.wall_ns, step.policy
     books = step.state.books

@@ -290,7 +290,7 @@ class Schedule:
         while due := self._budgets_due(state, now):
             state.budgets_changed.clear()
             for name in due:
-                found = budgets.settle(step, state.books.budgets[name])
+                found = budgets.update_budget(step, state.books.budgets[name])
                 self._budgets[name] = found.next_ns, found.ends_wall_ns
             self._note_next_budget()
         state.budgets_changed.clear()
@@ -309,7 +309,7 @@ class Schedule:
         if not state.books.reservations:
             self._reservations_at_ns = None
         elif self.is_reservation_due(now) or any(type(event) in _FOR_RESERVATIONS for event in step.events[begin:]):
-            reservations.settle(step)
+            reservations.update_reservations(step)
             self._reservations_at_ns = reservations.next_wall_ns(state, now.wall_ns, self.policy)
 
     def _grant_fitting(self, step: Step) -> None:

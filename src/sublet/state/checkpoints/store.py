@@ -87,7 +87,7 @@ class CheckpointStore(Publisher, Protocol):
     def freed_by(self, keep: int) -> int:
         """Bytes that packs have which the newest ``keep`` checkpoints do not need."""
 
-    def let_go(self, keep: int) -> None:
+    def collect_once(self, keep: int) -> None:
         """``collect``, for this once: what the next publication keeps is not changed by it."""
 
     def look(self, source: str, *, passing: str = "") -> CopiedIn:
@@ -266,7 +266,7 @@ class FolderStore:
         with os.scandir(self.packs) as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name not in needed)
 
-    def let_go(self, keep: int) -> None:
+    def collect_once(self, keep: int) -> None:
 
         collect(self, keep=keep)
 

@@ -309,9 +309,9 @@ class VolumeStore(FolderStore):
     def collect(self, keep: int) -> None:
         self._keep = keep
         if len(self.numbers()) > keep:
-            self.let_go(keep)
+            self.collect_once(keep)
 
-    def let_go(self, keep: int) -> None:
+    def collect_once(self, keep: int) -> None:
         author = self.author
         self._ask(Collect(lease=author.lease, epoch=author.epoch, keep=keep), Collected)
 

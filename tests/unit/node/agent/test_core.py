@@ -123,10 +123,10 @@ def test_without_a_supervisor_orders_are_forgotten_and_a_joining_one_gets_none(s
 
 def test_reports_wait_until_the_office_listens(stage: Stage) -> None:
     stage.join()
-    stage.core.heard((held(1), held(2)))
+    stage.core.on_reports((held(1), held(2)))
     assert stage.heard == []
     stage.core.listen()
-    stage.core.heard((held(3),))
+    stage.core.on_reports((held(3),))
     assert stage.heard == [held(1), held(2), held(3)]
 
 

@@ -101,7 +101,7 @@ def test_the_first_office_says_what_there_is_and_the_next_takes_over(stage: Stag
     assert [type(error) for error in first.errors] == [Unauthorized]
     assert second.errors == []
     stage.core.report(held(1))
-    stage.core.say()
+    stage.core.send_reports()
     assert (first.messages, second.messages) == ([], [(held(1),)])
 
 
@@ -141,10 +141,10 @@ def test_many_reports_go_in_messages_of_a_bounded_size(stage: Stage) -> None:
     reports = [held(number) for number in range(REPORTS_MAX + 1)]
     stage.core.report(*reports)
     assert office.messages == []
-    stage.core.say()
+    stage.core.send_reports()
     assert office.messages == [tuple(reports[:REPORTS_MAX]), tuple(reports[REPORTS_MAX:])]
     assert stage.said == 1
-    stage.core.say()
+    stage.core.send_reports()
     assert (len(office.messages), stage.said) == (2, 1), "there was nothing to say"
 
 
@@ -154,9 +154,9 @@ def test_what_no_office_can_hear_is_not_kept(stage: Stage) -> None:
     stage.core.configure(first, INVENTORY, 1)
     stage.core.office_gone(first, 2)
     stage.core.report(held(1))
-    stage.core.say()
+    stage.core.send_reports()
     stage.core.configure(second, INVENTORY, 3)
-    stage.core.say()
+    stage.core.send_reports()
     assert (first.messages, second.messages, stage.said) == ([], [], 0)
 
 
@@ -166,7 +166,7 @@ def test_the_end_of_a_connection_that_another_took_over_is_not_the_end_of_that(s
     stage.core.configure(second, INVENTORY, 2)
     stage.core.office_gone(first, 3)
     stage.core.report(held(1))
-    stage.core.say()
+    stage.core.send_reports()
     assert second.messages == [(held(1),)]
 
 
