@@ -157,11 +157,11 @@ class Suspending:
         os.close(theirs_in)
         os.close(theirs_out)
         self._from, self._to = ours_in, ours_out
-        self._loop.watch(self._from, READ, self._on_readable)
-        os.set_blocking(self._from, False)
         try:
+            self._loop.watch(self._from, READ, self._on_readable)
+            os.set_blocking(self._from, False)
             self._on_life(self._pid, True)
-        except OSError:  # without a descriptor: it would pass for a stranger, and nothing would be verified clean
+        except OSError:  # unheard it is of no use; and unknown it would be a stranger, so nothing were verified clean
             self._over()
             raise
 

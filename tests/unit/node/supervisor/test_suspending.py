@@ -185,6 +185,28 @@ def test_one_that_is_not_there() -> None:
     assert "could not be started" in stage.told[0]["failed"]
 
 
+def test_a_helper_that_cannot_be_watched_is_ended_and_the_next_question_starts_another(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed for ever, unheard: whatever it was asked from then on had no answer, and no end of its time either."""
+    watch, there = stage.loop.watch, iter([False])
+
+    def not_at_first(*args: Any) -> None:
+        if not next(there, True):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        watch(*args)
+
+    monkeypatch.setattr(stage.loop, "watch", not_at_first)
+    before = open_now()
+    stage.suspending.suspend([1], 1, stage.told.append)
+    stage.until(1)
+    assert stage.told[0]["failed"] == "its helper could not be started (Cannot allocate memory)"
+    assert not left_of(open_now, before)
+    stage.suspending.suspend([2], 1, stage.told.append)
+    stage.until(2)
+    assert stage.told[1]["done"] == [2]
+
+
 def test_a_helper_that_cannot_be_started_leaves_no_descriptor_behind(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
