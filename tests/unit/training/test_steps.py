@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sublet.errors import (
     CheckpointFailed,
+    Disconnected,
     GpuError,
     IdempotencyConflict,
     InvalidRequest,
     LeaseEnded,
     LeaseNotActive,
+    NotFound,
     StaleEpoch,
     StepPending,
+    SubletError,
     VersionConflict,
 )
 from sublet.replicated import Checkpoint, MemoryReplica, ReplicatedCheckpoint, SigningKey
@@ -30,7 +34,8 @@ from sublet.training import (
     run_training_step,
 )
 from sublet.training.step_protocol import ACTS, StepVerdict, after_death_before
-from sublet.training.steps import TIDY_EVERY
+from sublet.training.steps import TIDY_EVERY, lease_has_ended
+from sublet.values import Epoch
 from tests.unit.training.stage import JOB, TWO, Killed, World, batch, uninterrupted, wait_for_replicas
 
 ONCE = tuple(act for act in ACTS if act is not Act.CHECK)
@@ -475,3 +480,48 @@ def test_with_a_key_a_step_that_another_saved_is_not_taken_for_done(world: World
     )
     with pytest.raises(CheckpointFailed, match="no signature"):
         careful.step(2)
+
+
+def test_a_step_that_is_refused_is_reserved_for_nobody(world: World) -> None:
+    """Nothing of it was begun: the program that asks rightly need not wait until a reservation ends."""
+    first, second = world.program(1), world.program(2)
+    first.step(1)
+    with pytest.raises(VersionConflict):
+        first.step(2, expected=0)
+    assert isinstance(second.step(2, expected=1), Completed)
+
+
+def test_the_first_state_of_a_job_is_not_written_over_that_of_another_program(world: World) -> None:
+    """Both have found nothing, under one lease; one was quicker."""
+    slow, quick = world.program(1), world.program(1)
+
+    def at(act: Act) -> None:
+        if act is Act.SAVE:
+            quick.checkpoint.save_bytes(batch(1).checkpoint_name, b"of the other program", expected=0)
+
+    with pytest.raises(SubletError) as refused:
+        slow.step(1, watch=at)
+    assert isinstance(refused.value, VersionConflict | StaleEpoch)
+    assert quick.state() == b"of the other program"
+
+
+@pytest.mark.parametrize(
+    ("seen", "ended"),
+    [
+        (SimpleNamespace(end=None, epoch=Epoch(1, 5)), False),
+        (SimpleNamespace(end=None, epoch=Epoch(1, 6)), True),
+        (SimpleNamespace(end="expired", epoch=None), True),
+        (NotFound("no such lease"), False),
+        (Disconnected("no answer"), False),
+    ],
+)
+def test_the_owner_of_a_reservation_has_ended_if_the_office_says_so(seen: object, ended: bool) -> None:
+    """Or if another program has attached to its lease since, which fences it. What is not known is no end."""
+
+    def lease(name: str) -> object:
+        if isinstance(seen, Exception):
+            raise seen
+        return seen
+
+    fabric: Any = SimpleNamespace(lease=lease)
+    assert lease_has_ended(fabric)("l-1", Epoch(1, 5)) is ended

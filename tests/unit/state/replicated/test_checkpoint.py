@@ -33,6 +33,7 @@ from sublet.replicated import (
 )
 from sublet.state.replicated.checkpoint import PACK_BYTES
 from sublet.state.replicated.checkpoint_record import Effect
+from sublet.state.replicated.register import CasOperation, OperationUnknown, OutcomeReason
 from sublet.values import Epoch
 from tests.unit.training.stage import PATIENCE_S, wait_for_replicas
 
@@ -591,3 +592,43 @@ def test_a_program_begins_with_the_folders_that_are_left(tmp_path: Path) -> None
         (folder / "log").write_bytes(b"GIF89a")
     with pytest.raises(CheckpointFailed, match="3 did not answer"):
         program()
+
+
+def test_an_effect_that_is_remembered_is_told_only_while_the_record_has_it(stage: Stage) -> None:
+    """The writer was fenced since, and the others have gone on: what it remembers is no longer what is saved."""
+    effect = Effect("step-1", "f", 1)
+    older, newer = stage.program(E1, retain=1), stage.program(E2, retain=1)
+    saved = older.save_bytes("job", b"1", effect=effect)
+    assert older.save_bytes("job", b"1", effect=effect) == saved
+    newer.save_bytes("job", b"2", effect=Effect("step-2", "f", 2))
+    with pytest.raises(StaleEpoch):
+        older.save_bytes("job", b"1", effect=effect)
+
+
+@pytest.mark.parametrize("took", [True, False])
+def test_a_write_that_was_not_answered_is_looked_up_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, took: bool
+) -> None:
+    """Where the record tells, the caller is not left to find out: it was saved, or it is tried again."""
+    writer, other = stage.program(), stage.program()
+    writer.save_bytes("job", b"1")
+    run, results = writer.group.run, list[str]()
+
+    def lose_the_answer(key: str, operation: Any, **how: Any) -> Any:
+        if isinstance(operation, CasOperation) and not results:
+            if took:
+                run(key, operation, **how)
+            else:
+                other.save_bytes("job", b"2 of another")
+            results.append("unknown")
+            return OperationUnknown(OutcomeReason.NO_QUORUM)
+        results.append(type(operation).__name__)
+        return run(key, operation, **how)
+
+    monkeypatch.setattr(writer.group, "run", lose_the_answer)
+    saved = writer.save_bytes("job", b"2")
+    assert saved.version == (2 if took else 3)
+    assert ("CasOperation" in results) is not took, "it is not written twice"
+    found = other.load("job")
+    assert found is not None
+    assert (found.save.version, found.data) == (saved.version, b"2")

@@ -23,6 +23,8 @@ class Stage:
         self.replicas = [MemoryReplica() for _ in range(3)]
         self.now_ns = 1_000 * NS_PER_S
         self.ended: set[str] = set()
+        self.asked: list[tuple[str, Epoch]] = []
+        """Of which lease, under which epoch, it was asked whether it has ended."""
         self._groups: list[ReplicaGroup] = []
 
     def program(self, epoch: Epoch, owner: str, *, office: str = "a") -> ReplicatedIdempotencyStore:
@@ -33,9 +35,13 @@ class Stage:
             replicas=group,
             epoch=epoch,
             owner=owner,
-            lease_ended=lambda owner, _: owner in self.ended,
+            lease_ended=self._has_ended,
             wall_ns=lambda: self.now_ns,
         )
+
+    def _has_ended(self, owner: str, epoch: Epoch) -> bool:
+        self.asked.append((owner, epoch))
+        return owner in self.ended
 
     def close(self) -> None:
         for group in self._groups:
@@ -199,3 +205,10 @@ def test_anything_else_is_no_book(body: bytes) -> None:
     """And is said to be none."""
     with pytest.raises(Garbled):
         Book.unpack(body)
+
+
+def test_whether_the_owner_has_ended_is_asked_of_the_epoch_that_it_reserved_under(stage: Stage) -> None:
+    """Who attached to the same lease has a newer one: it is that which tells that the owner's time is over."""
+    stage.program(E1, "l1").reserve("k", "f", ttl="1m")
+    stage.program(E3, "l1").reserve("k", "f", ttl="1m")
+    assert set(stage.asked) == {("l1", E1)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet.state.replicated.ballot import Ballot, WriteStamp
-from sublet.state.replicated.cell import AcceptedWrite, BallotRefused, Outdated, Took
-from sublet.state.replicated.phases import Preparing, Writing
+from sublet.state.replicated.cell import AcceptedWrite, BallotRefused, MissingPacks, Outdated, Took
+from sublet.state.replicated.phases import REPEATS_MAX, Preparing, Writing
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.values import Epoch
 
@@ -63,3 +63,28 @@ def test_one_promise_to_a_newer_epoch_ends_an_opening() -> None:
     of_our_epoch = Preparing(SET, OURS)
     of_our_epoch.on_answer("a", BallotRefused(SAME_EPOCH, None))
     assert not of_our_epoch.over, "two are still a quorum"
+
+
+def test_a_replica_that_asks_again_and_again_is_given_up() -> None:
+    """One whose packs do not stay would keep the round going without end."""
+    phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
+    for _ in range(REPEATS_MAX):
+        phase.heard("a", MissingPacks(("p",)))
+        assert "a" in phase.pending
+    phase.heard("a", MissingPacks(("p",)))
+    assert "a" not in phase.pending
+    phase.heard("b", BallotRefused(HIGHER, None))
+    phase.heard("c", BallotRefused(HIGHER, None))
+    assert phase.over
+    assert not phase.nowhere, "it may have taken it"
+
+
+def test_a_second_answer_of_a_replica_changes_nothing() -> None:
+    """Messages come twice, and one that was given up may answer after all."""
+    phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
+    phase.heard("a", Took())
+    phase.heard("a", BallotRefused(HIGHER, WriteStamp(HIGHER, 0)))
+    phase.lost("b")
+    phase.heard("b", MissingPacks(("p",)))
+    assert phase.promised is None
+    assert [sent.replica for sent in phase.out] == ["a", "b", "c"], "and is asked nothing more"
