@@ -1,0 +1,209 @@
+"""What a program records of a session while the office, other programs or a Ctrl-C come between two of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sublet.errors import CapacityExceeded, Disconnected
+from sublet.studio.records import Asked, Entry, Granted, LeaseRecord, ProcessIdentity, Record, Terms
+from sublet.studio.sessions import Asking, Seen, Sessions
+from sublet.studio.states import SessionState
+from sublet.values import GIB
+
+ME = ProcessIdentity(host="here", pid=7, started=100, name="a notebook")
+OTHER = ProcessIdentity(host="here", pid=8, started=200, name="another notebook")
+IDENT = "s-000000000001"
+
+
+class Store:
+    """One list of records for all programs."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.before: Callable[[Record], None] = lambda record: None
+        """Called before each record of the program under test."""
+
+    def read(self, after: int) -> list[Entry]:
+        return self.entries[after:]
+
+    def append(self, entry: Entry) -> bool:
+        self.before(entry.record)
+        if entry.seq != len(self.entries) + 1:
+            return False
+        self.entries.append(entry)
+        return True
+
+    def of_another(self, record: Record) -> None:
+        """Another program was quicker."""
+        self.entries.append(Entry(seq=len(self.entries) + 1, session=IDENT, at_ns=1, record=record))
+
+
+class Office:
+    """Answers as a test says; a lease is held by its id."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Seen] = {}
+        self.listed: Callable[[], list[Seen]] = lambda: list(self.leases.values())
+        self.answer: Callable[[Asking], str] = lambda asking: self.held("l-1")
+        self.attached: list[str] = []
+        self.dropped: list[str] = []
+        self.released: list[str] = []
+        self.left: list[str] = []
+
+    def held(self, lease: str, **facts: Any) -> str:
+        self.leases[lease] = Seen(id=lease, session=IDENT, tenant="local", epoch=(1, 1), is_held=True, **facts)
+        return lease
+
+    def live(self) -> list[Seen]:
+        return self.listed()
+
+    def look(self, lease: str) -> Seen | None:
+        return self.leases.get(lease)
+
+    def acquire(self, asking: Asking) -> str:
+        return self.answer(asking)
+
+    def remembers(self, asking: Asking) -> bool:
+        return False
+
+    def attach(self, lease: str) -> str:
+        self.attached.append(lease)
+        return lease
+
+    def release(self, lease: str) -> None:
+        self.released.append(lease)
+
+    def leave(self, held: str) -> None:
+        self.left.append(held)
+
+    def set_down(self, held: str) -> None:
+        self.left.append(held)
+
+    def drop(self, held: str) -> None:
+        self.dropped.append(held)
+
+    def seen(self, held: str) -> Seen:
+        return self.leases[held]
+
+
+class World:
+    def __init__(self) -> None:
+        self.store, self.office = Store(), Office()
+        self.sessions: Sessions[str] = Sessions(
+            self.store,
+            self.office,
+            me=ME,
+            is_alive=lambda who: True,
+            wall_ns=lambda: 5,
+            new_id=lambda: IDENT,
+        )
+        self.sessions.start("thesis", Terms(vram=GIB, ttl_s=300.0))
+
+    def state(self) -> SessionState:
+        return self.sessions.find(IDENT).state
+
+    def granted(self, lease: str, holder: ProcessIdentity) -> Granted:
+        return Granted(lease=LeaseRecord(id=lease, epoch=(1, 1), at_ns=1, devices=(), holder=holder), tenant="local")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_lease_that_an_earlier_request_may_have_brought_to_another_is_taken_over_anew(world: World) -> None:
+    """The first answer was lost, and who asked may hold the lease after all: a new epoch fences that."""
+
+    def lost(asking: Asking) -> str:
+        raise Disconnected("no answer", sent=True)
+
+    answer, world.office.answer = world.office.answer, lost
+    with pytest.raises(Disconnected):
+        world.sessions.acquire(IDENT)
+    world.office.answer = answer
+    assert world.sessions.acquire(IDENT) == "l-1"
+    assert (world.office.left, world.office.attached) == (["l-1"], ["l-1"])
+
+
+def test_a_request_that_was_answered_at_once_is_not_taken_over(world: World) -> None:
+    assert world.sessions.acquire(IDENT) == "l-1"
+    assert world.office.attached == []
+    assert world.state() is SessionState.ACTIVE
+
+
+def test_after_a_ctrl_c_nobody_waits_for_a_lease_of_the_session(world: World) -> None:
+    """Its process lives on, so the record would keep all others from asking."""
+
+    def interrupted(asking: Asking) -> str:
+        raise KeyboardInterrupt
+
+    world.office.answer = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        world.sessions.acquire(IDENT)
+    assert world.state() is SessionState.RESTING
+
+
+def test_a_lease_that_could_not_be_recorded_is_given_back(world: World) -> None:
+    """Also where a Ctrl-C is the reason: no record names it, and nothing would be billed to the session."""
+
+    def interrupt(record: Record) -> None:
+        if isinstance(record, Granted):
+            raise KeyboardInterrupt
+
+    world.store.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        world.sessions.acquire(IDENT)
+    assert world.office.dropped == ["l-1"]
+
+
+def test_what_was_recorded_since_the_look_is_not_overruled_by_it(world: World) -> None:
+    """The office listed a lease while another program was recording that it holds it."""
+
+    def listed() -> list[Seen]:
+        world.office.listed = list
+        world.office.held("l-2")
+        world.store.of_another(Asked(by=OTHER))
+        world.store.of_another(world.granted("l-2", OTHER))
+        return list(world.office.leases.values())
+
+    world.office.listed = listed
+    world.sessions.settle()
+    lease = world.sessions.find(IDENT).lease
+    assert lease is not None
+    assert lease.holder == OTHER
+
+
+def test_a_lease_that_the_list_missed_is_looked_at_by_itself_before_it_is_given_up(world: World) -> None:
+    world.sessions.acquire(IDENT)
+    world.office.listed = list
+    world.sessions.settle()
+    assert world.state() is SessionState.ACTIVE
+    del world.office.leases["l-1"]
+    world.sessions.settle()
+    assert world.state() is SessionState.RESTING
+
+
+def test_a_suspended_program_stays_when_its_session_goes_on_under_another_lease(world: World) -> None:
+    """What is parked is its memory; only another lease with a device is given back."""
+    world.sessions.acquire(IDENT)
+    world.office.held("l-2")
+    world.office.held("l-parked", is_parked=True)
+    world.sessions.moved(IDENT, "l-2")
+    assert world.office.released == ["l-1"]
+
+
+def test_a_refusal_is_not_recorded_once_another_program_asks(world: World) -> None:
+    """Its request is under way, and would look as if it had been refused."""
+
+    def refused(asking: Asking) -> str:
+        world.store.of_another(Asked(by=OTHER))
+        raise CapacityExceeded("no GPU is free")
+
+    world.office.answer = refused
+    with pytest.raises(CapacityExceeded):
+        world.sessions.acquire(IDENT)
+    session = world.sessions.find(IDENT)
+    assert (session.state, session.by) == (SessionState.WAITING, OTHER)
