@@ -151,6 +151,41 @@ def test_what_has_a_note_has_what_the_note_says_under_its_newest_epoch(tmp_path:
     assert (tmp_path / "notes" / "g-1.note").exists(), "until it is gone the next supervisor must know of it too"
 
 
+def test_a_process_that_only_its_note_tells_of_is_found_and_ended(tmp_path: Path) -> None:
+    """It cleared its environment, and there are no groups: its number and start are in the note."""
+    with orphan() as pid:
+        kernel = Kernel()
+        predecessor = successor(tmp_path, kernel, note(pid, Epoch(1, 5)))
+        assert predecessor.still_left(A)
+        kernel.obeys = True
+        until("nothing left", lambda: not predecessor.still_left(A))
+        assert is_gone(pid)
+
+
+def test_the_terminal_in_which_a_guest_runs_is_left_alone(tmp_path: Path) -> None:
+    """Its session is led by a process of the user, and others in it are the user's as well."""
+    program = (
+        f"{OFFICE_MARK}={OFFICE} {LEASE_MARK}={A} /bin/sleep 1000 >/dev/null 2>&1 & echo $!; "
+        "/bin/sleep 1000 >/dev/null 2>&1 & echo $!; exec >/dev/null 2>&1; wait"
+    )
+    # Its parent is not ours: what descends from us is spared.
+    shell = f"exec setsid /bin/sh -c '{program}' &"
+    started = subprocess.run(["/bin/sh", "-c", shell], env={}, capture_output=True, check=True)
+    guest, beside = map(int, started.stdout.split())
+    try:
+        until("a marked guest", lambda: OFFICE in Path(f"/proc/{guest}/environ").read_text())
+        kernel = Kernel()
+        predecessor = successor(tmp_path, kernel)
+        kernel.obeys = True
+        until("nothing left", lambda: not predecessor.still_left(A))
+        assert is_gone(guest)
+        assert not is_gone(beside)
+    finally:
+        for pid in (guest, beside):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def test_since_when_a_card_has_guests_is_known_by_the_first_of_them(tmp_path: Path, left: int) -> None:
     """What drew on it before is none of theirs."""
     card = Part(resource=ResourceId("n/GPU-1"), kind=Kind.GPU, amount=GIB)
