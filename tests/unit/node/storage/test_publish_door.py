@@ -63,9 +63,10 @@ class Bench:
         return loads(VolumeReply, found[0]) if found[0] else None
 
     def close(self) -> None:
-        self.door.close()
         for peer in self.peers:
             peer.close()
+        self.until(lambda: not self.door._turned)
+        self.door.close()
         self.loop.close()
 
 
