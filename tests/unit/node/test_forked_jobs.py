@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,13 +77,18 @@ def test_a_copy_that_cannot_be_watched_is_ended_and_is_no_process_of_ours_any_mo
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What counts as one is spared when a guest's hardware is verified, and its number may be a stranger's by then."""
+
+    def never() -> str:
+        signal.pause()
+        return "never"
+
     before = open_now()
     with monkeypatch.context() as short:
         short.setattr(stage.loop, "_watch", no_room)
-        stage.jobs.run(lambda: "never", stage.told.append)
+        stage.jobs.run(never, stage.told.append)
         stage.until(1)
     assert stage.told == [None]
     ((pid, _), *_) = stage.lives
     assert stage.lives == [(pid, True), (pid, False)]
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) < 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert not left_of(open_now, before)
