@@ -60,7 +60,7 @@ class Office:
     def live(self) -> list[Seen]:
         return self.listed()
 
-    def look(self, lease: str) -> Seen | None:
+    def find(self, lease: str) -> Seen | None:
         return self.leases.get(lease)
 
     def acquire(self, asking: Asking) -> str:
@@ -170,7 +170,7 @@ def test_what_was_recorded_since_the_look_is_not_overruled_by_it(world: World) -
         return list(world.office.leases.values())
 
     world.office.listed = listed
-    world.sessions.settle()
+    world.sessions.reconcile()
     lease = world.sessions.find(IDENT).lease
     assert lease is not None
     assert lease.holder == OTHER
@@ -179,10 +179,10 @@ def test_what_was_recorded_since_the_look_is_not_overruled_by_it(world: World) -
 def test_a_lease_that_the_list_missed_is_looked_at_by_itself_before_it_is_given_up(world: World) -> None:
     world.sessions.acquire(IDENT)
     world.office.listed = list
-    world.sessions.settle()
+    world.sessions.reconcile()
     assert world.state() is SessionState.ACTIVE
     del world.office.leases["l-1"]
-    world.sessions.settle()
+    world.sessions.reconcile()
     assert world.state() is SessionState.RESTING
 
 

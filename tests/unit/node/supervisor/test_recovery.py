@@ -156,9 +156,9 @@ def test_a_process_that_only_its_note_tells_of_is_found_and_ended(tmp_path: Path
     with orphan() as pid:
         kernel = Kernel()
         predecessor = successor(tmp_path, kernel, note(pid, Epoch(1, 5)))
-        assert predecessor.still_left(A)
+        assert predecessor.remaining(A)
         kernel.obeys = True
-        until("nothing left", lambda: not predecessor.still_left(A))
+        until("nothing left", lambda: not predecessor.remaining(A))
         assert is_gone(pid)
 
 
@@ -177,7 +177,7 @@ def test_the_terminal_in_which_a_guest_runs_is_left_alone(tmp_path: Path) -> Non
         kernel = Kernel()
         predecessor = successor(tmp_path, kernel)
         kernel.obeys = True
-        until("nothing left", lambda: not predecessor.still_left(A))
+        until("nothing left", lambda: not predecessor.remaining(A))
         assert is_gone(guest)
         assert not is_gone(beside)
     finally:

@@ -69,12 +69,12 @@ def test_a_replica_that_asks_again_and_again_is_given_up() -> None:
     """One whose packs do not stay would keep the round going without end."""
     phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
     for _ in range(REPEATS_MAX):
-        phase.heard("a", MissingPacks(("p",)))
+        phase.on_answer("a", MissingPacks(("p",)))
         assert "a" in phase.pending
-    phase.heard("a", MissingPacks(("p",)))
+    phase.on_answer("a", MissingPacks(("p",)))
     assert "a" not in phase.pending
-    phase.heard("b", BallotRefused(HIGHER, None))
-    phase.heard("c", BallotRefused(HIGHER, None))
+    phase.on_answer("b", BallotRefused(HIGHER, None))
+    phase.on_answer("c", BallotRefused(HIGHER, None))
     assert phase.over
     assert not phase.nowhere, "it may have taken it"
 
@@ -82,9 +82,9 @@ def test_a_replica_that_asks_again_and_again_is_given_up() -> None:
 def test_a_second_answer_of_a_replica_changes_nothing() -> None:
     """Messages come twice, and one that was given up may answer after all."""
     phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
-    phase.heard("a", Took())
-    phase.heard("a", BallotRefused(HIGHER, WriteStamp(HIGHER, 0)))
+    phase.on_answer("a", Took())
+    phase.on_answer("a", BallotRefused(HIGHER, WriteStamp(HIGHER, 0)))
     phase.lost("b")
-    phase.heard("b", MissingPacks(("p",)))
+    phase.on_answer("b", MissingPacks(("p",)))
     assert phase.promised is None
     assert [sent.replica for sent in phase.out] == ["a", "b", "c"], "and is asked nothing more"
