@@ -180,7 +180,7 @@ def test_with_the_gpus_that_a_batch_queue_needs_newcomers_start_within_a_notice(
     assert fewer < 0.85 <= enough
     result = Replay(sessions, Hardware(gpus=48)).run()
     assert result.start_within(result.notice_ns) >= 0.99
-    assert result.at_once >= 0.94
+    assert result.at_once >= 0.95
     assert result.held_ns < 0.3 * result.reserved_ns
 
 

@@ -230,6 +230,7 @@ def _takable_at(
 ) -> int | None:
     """The first moment at which the rule would let it be taken, if nothing but time changes; None: never."""
     moments = {now.ns, state.books.cool_until_ns.get(request.tenant, {}).get(holder.tenant, 0)}
+    moments.add(preemption.preempts_from_ns(request, policy))
     if holder.claimed_at_ns is not None:
         since_ns = held_since_ns(holder)
         least_ns = preemption.least_turn_ns(holder, policy)

@@ -38,9 +38,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     turn_least_ns: int = 5 * _MIN_NS
     """A holder that has had the maximum before, and goes on, keeps its next lease for so long at least when a request
     waits that has not had it."""
-    pause_ns: int = 3 * _MIN_NS
-    """A holder that has not had the maximum keeps an idle lease for so long when a request waits that has: half of the
-    published pauses between two cells are shorter."""
+    pause_ns: int = 4 * _MIN_NS
+    """A holder that has not had the maximum keeps an idle lease for so long when a request waits that has: more than
+    half of the published pauses between two cells are shorter. And for so long such a request waits itself before it
+    preempts a tenant that has used less."""
     cool_down_ns: int = 60 * NS_PER_S
     usage_window_ns: int = 60 * _MIN_NS
     """The rolling window of device time, for quota."""

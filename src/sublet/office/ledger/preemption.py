@@ -45,6 +45,12 @@ wait until that turn has had its least run. So for a while a request for a furth
 that has not had its maximum and has used less, unless it is inside a floor, or has waited for the maximum hold itself.
 That is a reason less to take a lease, so the potential falls as before.
 
+**A wait before further turns.** A newcomer preempts a holder that has had the maximum. If that one asked again and
+preempted the next such holder at once, one newcomer would interrupt many long cells, one after the other, and the next
+newcomer would find further turns in their least run. So a request for a further turn preempts no lease of its own or a
+higher tier in its first minutes if the holder has used less, unless it is inside a floor or its group has the device
+reserved. That is a reason less to take a lease, so the potential falls as before.
+
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
 that reason the cool-down does not protect an idle holder.
@@ -129,6 +135,8 @@ def victim(
     reserved, own, other = state.has_reserved(lease), state.group_of(request.tenant), state.group_of(lease.tenant)
     if reserved == own != other:
         return Victim(lease, 0, EndReason.PREEMPTED, ran_ns, is_idle, is_lent=True)
+    if not inside_floor and asks_too_soon(lease, request, state, now_ns, policy):
+        return None
     if is_idle and not inside_floor and is_between_cells(lease, request, state, now_ns, policy):
         is_idle = False
     if reserved == other != own and not is_idle:
@@ -168,6 +176,23 @@ def lets_pauses_pass(request: LeaseRecord, now_ns: int, policy: Policy) -> bool:
     taken back at short notice, so spot need not wait."""
     is_long = now_ns - request.asked_at_ns >= policy.max_hold_ns
     return is_further_turn(request, policy) and request.tier is not Tier.SPOT and not is_long
+
+
+def asks_too_soon(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether the request, for a further turn, has yet to wait before it preempts this lease. As in a pause, only one
+    whose tenant has used less is kept."""
+    return (
+        lease.tier.rank >= request.tier.rank
+        and now_ns < preempts_from_ns(request, policy)
+        and has_smaller_share(state, lease.tenant, request.tenant, now_ns, policy)
+    )
+
+
+def preempts_from_ns(request: LeaseRecord, policy: Policy) -> int:
+    """From when on it may preempt leases of its own or a higher tier. What is granted to spot is taken back at short
+    notice, so spot need not wait."""
+    waits = is_further_turn(request, policy) and request.tier is not Tier.SPOT
+    return request.asked_at_ns + policy.pause_ns if waits else request.asked_at_ns
 
 
 class Takeable(NamedTuple):

@@ -674,6 +674,7 @@ class _Moments:
     def _asked(self, lease: LeaseRecord) -> None:
         self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
         if preemption.is_further_turn(lease, self._policy):
+            self.add(preemption.preempts_from_ns(lease, self._policy))
             self.add(lease.asked_at_ns + self._policy.max_hold_ns)
 
 

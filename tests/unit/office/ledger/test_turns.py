@@ -73,8 +73,8 @@ def claimed_at_its_turn(bench: Bench, lease: LeaseRecord) -> None:
 
 
 def pause(*, tier: Tier = Tier.INTERACTIVE) -> tuple[Bench, LeaseRecord, LeaseRecord]:
-    """Cleo, a newcomer, took the GPU from Ann's further turn, for which Ann has asked again. Now Cleo's cell is over.
-    Returns Cleo's lease and Ann's request."""
+    """Cleo, a newcomer, took the GPU from Ann's further turn, for which Ann has asked again. Now Ann has waited long
+    enough to preempt others, and Cleo's cell is over. Returns Cleo's lease and Ann's request."""
     if tier is Tier.SPOT:  # one turn is as good as two, since it yields at any time
         bench = Bench(gpus=1, policy=POLICY)
         bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
@@ -86,6 +86,7 @@ def pause(*, tier: Tier = Tier.INTERACTIVE) -> tuple[Bench, LeaseRecord, LeaseRe
     assert bench.lease(turn.id).end is not None
     again = bench.queued(tenant=ANN, ttl_s=FULL_S, tier=tier)
     assert again.attained_ns > POLICY.max_hold_ns
+    bench.wait(100)
     bench.idle(bench.lease("cleo"))
     return bench, bench.lease("cleo"), bench.lease(again.id)
 
@@ -122,6 +123,7 @@ def test_a_pause_is_kept_from_further_turns_alone(by: str) -> None:
         for tenant in (BEN, ANN):
             claimed_at_its_turn(bench, bench.queued(tenant=tenant, ttl_s=FULL_S, lease=f"of {tenant}"))
         held, again = bench.lease("of ann"), bench.queued(tenant=BEN, ttl_s=FULL_S)
+        bench.wait(100)
         bench.idle(held)
     else:
         bench, held, again = pause(tier=Tier.SPOT if by == "spot" else Tier.INTERACTIVE)
@@ -134,11 +136,47 @@ def test_a_pause_is_kept_from_further_turns_alone(by: str) -> None:
         bench.do(cmd.SetTenant(tenant=ANN, weight=1000))
     elif by == "its long wait":
         bench.renew(held)
-        bench.wait(599)
+        bench.wait(499)
         bench.idle(held)
     bench.wait(2)
     assert held.end is not None
     assert again.status is LeaseStatus.GRANTED
+
+
+@pytest.mark.parametrize(
+    "other_is", ["held for the maximum", "idle", "of a larger share", "of a lower tier", "above the floor"]
+)
+def test_a_request_for_a_further_turn_preempts_no_lease_at_first(other_is: str) -> None:
+    """Otherwise one newcomer would interrupt many long cells, one after the other. A tenant that has used more yields
+    to it at once, and so do a lower tier, and every holder to a request inside the floor of its group."""
+    bench = Bench(gpus=2, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    first = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(1500)
+    tier = Tier.BATCH if other_is == "of a lower tier" else Tier.INTERACTIVE
+    other = bench.granted(tenant=BEN, ttl_s=FULL_S, tier=tier)
+    bench.wait(105)
+    claimed_at_its_turn(bench, bench.queued(tenant=CLEO, ttl_s=FULL_S))
+    bench.wait(466)
+    if other_is == "idle":
+        bench.idle(other)
+    again = bench.queued(tenant=ANN, ttl_s=FULL_S)
+    assert again.goes_on == first.id
+    asked_s = bench.now_ns / seconds(1)
+    if other_is == "of a larger share":
+        bench.do(cmd.SetTenant(tenant=ANN, weight=1000))
+    elif other_is == "above the floor":
+        bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("lab"), floor=1)))
+        bench.do(cmd.SetTenant(tenant=ANN, group=GroupId("lab")))
+    if other_is in ("held for the maximum", "idle"):
+        reasons = bench.ledger.explain(again, bench.now).reasons
+        (room,) = [reason for reason in reasons if reason.kind is ReasonKind.ROOM]
+        assert room.at_ns == seconds(asked_s + 40), "explain knows the moment"
+        bench.wait(39)
+        assert (other.status, other.notice) == (LeaseStatus.ACTIVE, None)
+    bench.wait(1)
+    assert other.notice is not None
+    assert other.notice.beneficiary == again.id
 
 
 def test_who_has_had_the_maximum_takes_no_further_turn() -> None:

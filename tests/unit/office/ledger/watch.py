@@ -175,6 +175,7 @@ class Watch:
                 assert note.take_at_ns is None, f"S7: {event.lease} has notice already"
                 note.take_at_ns, note.notices = event.notice.take_at_ns, note.notices + 1
                 note.when_safe = event.notice.when_safe
+                self._may_preempt(event, state, now_ns)
                 if note.when_safe:
                     self._was_at_rest(event, note, state, now_ns)
             case ev.Spared():
@@ -224,6 +225,19 @@ class Watch:
             if is_further_turn and not (has_waited or has_floor or self._is_lent(lease, request, state)):
                 self.met["a further turn after a pause"] += 1
                 assert rested_ns >= self.policy.pause_ns, f"S10: {event.lease} was taken in a pause of {rested_ns} ns"
+
+    def _may_preempt(self, event: ev.Noticed, state: State, now_ns: int) -> None:
+        """S7: a request for a further turn takes no lease of its own or a higher tier at first."""
+        if event.notice.beneficiary is None:
+            return
+        lease, request = state.leases[event.lease], state.leases[event.notice.beneficiary]
+        is_exempt = request.tier is Tier.SPOT or lease.tier.rank < request.tier.rank
+        has_floor = bool(state.group(state.group_of(request.tenant)).floor)
+        is_exempt = is_exempt or has_floor or self._is_lent(lease, request, state)
+        if request.attained_ns >= self.policy.max_hold_ns and not is_exempt:
+            self.met["preempted by a further turn"] += 1
+            waited_ns = now_ns - request.asked_at_ns
+            assert waited_ns >= self.policy.pause_ns, f"S7: {event.lease} was taken after {waited_ns} ns"
 
     def _epoch(self, epoch: Epoch) -> None:
         assert self.last_epoch is None or epoch > self.last_epoch, f"L2: epoch {epoch} after {self.last_epoch}"
