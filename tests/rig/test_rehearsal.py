@@ -88,8 +88,10 @@ def test_memory_that_cannot_be_overwritten_is_found_before_the_first_lease(rig: 
 
 
 def test_what_an_ended_process_still_has_is_waited_for_in_each_step(new_rig: NewRig) -> None:
-    """On a card that lets one process in at a time, each of these has it after the other."""
+    """On a card that lets one process in at a time, each of these has it after the other. The first of them finds
+    memory of a process that is gone, as after a restart of the office: the guest then waited for nothing."""
     rig = new_rig(EXCLUSIVE)
+    rig.state.lingers_ms = 2_000
     run_on(rig, HAS_BEEN_THERE)
     found, lent, _ = rehearsed(rig)
     assert (found["failed"], found["busy"]) == ("", "")

@@ -88,7 +88,9 @@ class Rehearsal:
     draws: bool = False
     """Whether something draws on it."""
     others: bool = False
-    """Whether others compute on it, or have memory there and are not seen."""
+    """Whether others compute on it."""
+    unseen: bool = False
+    """Whether memory of it was in use by none that is seen: others, or a process that has just ended."""
     walled: str = ""
     """Why a guest of a tenant other than local, for whom the card's device files are here, could not use it."""
 
@@ -124,7 +126,9 @@ def rehearse(
             others = any(not process.draws for process in reading.processes)
             draws = any(process.draws for process in reading.processes)
             unseen = not reading.processes and (reading.used or 0) > AT_REST
-            found = replace(found, compute_mode=mode, persistence=persistence, draws=draws, others=others or unseen)
+            found = replace(
+                found, compute_mode=mode, persistence=persistence, draws=draws, others=others, unseen=unseen
+            )
             did("NVML")
             cuda = driver()
             found = replace(found, cuda=int(cuda("open", "cuDriverGetVersion")))
@@ -221,7 +225,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
         time.sleep(_CLEAN_AGAIN_S)
         cleaned, took_ns = _cleaned(card)
     why = cleaned.failed or cleaned.left
-    if why and found.others and not cleaned.failed:
+    if why and (found.others or found.unseen) and not cleaned.failed:
         return replace(found, busy=why)
     if why:
         do = "What cleans a card runs in the supervisor: it must find there what the office finds (`sublet doctor`)."
