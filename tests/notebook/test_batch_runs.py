@@ -353,7 +353,7 @@ if os.environ.get("SUBLET_CRASH_ALL"):  # a notice of five seconds is waited for
         assert (record.state, record.again) == (JobState.DONE, 0), record
         assert texts(job.executed)[1] == "(90, True)"
         assert any("stands still" in one for one in hearing.told)
-        assert "has given it back" in neighbour.outcome()
+        assert "has given it back" in neighbour.story()
 
 
 # --------------------------------------------------------------------------------------------------- in the background

@@ -34,7 +34,7 @@ class Neighbour:
         process.returncode = 0  # it is waited for here: what a variable of a notebook holds must bear being saved
         self._said = self._read_until("\n")  # that it is here
 
-    def outcome(self) -> str:
+    def story(self) -> str:
         """What became of it. Waits until it is over."""
         self._said += self._read_until("")
         with contextlib.suppress(ChildProcessError):

@@ -10,7 +10,7 @@ meanwhile::
 
     look = finder.begin(buffer)      # from here on every write is found by the next look
     for n in look.candidates: ...    # hash chunk n, or a copy of it
-    finder.settle(look, hashes)      # only now is it remembered; without this the next look finds the same again
+    finder.record_hashes(look, hashes)  # only now is it remembered; without this the next look finds the same again
 
 ``changed`` does all of it for those who only want to know.
 
