@@ -221,7 +221,7 @@ print(os.getresuid(), os.getgroups(), wish.value, len(os.listdir("/proc/self/fd"
     stage.until(lambda: got)
     os.close(out[1])
     os.close(err[1])
-    got[0].go()
+    got[0].let_run()
     done = finish(got[0], out[0], err[0])
     with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
         return uid, is_root, done, file.read()

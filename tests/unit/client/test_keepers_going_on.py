@@ -139,7 +139,7 @@ class Desk:
     def fail_at(self, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException) -> Failing:
         where, name = {
             "collect": (self.book, "collect"),
-            "words": (self.book, "words"),
+            "pending_activity_reports": (self.book, "pending_activity_reports"),
             "record_outcomes": (self.book, "record_outcomes"),
             "next_wake": (self.book, "next_wake_ns"),
             "poll": (select, "poll"),
@@ -168,7 +168,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_table, "RETURN_AGAIN_NS", NS_PER_S // 100)
 
 
-@pytest.mark.parametrize("place", ["collect", "words", "record_outcomes", "next_wake", "poll", "launch", "program"])
+@pytest.mark.parametrize(
+    "place", ["collect", "pending_activity_reports", "record_outcomes", "next_wake", "poll", "launch", "program"]
+)
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_failed_turn_of_the_thread_ends_no_renewing(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
@@ -187,7 +189,9 @@ def test_a_failed_turn_of_the_thread_ends_no_renewing(
         keeper.stop(20)
 
 
-@pytest.mark.parametrize("place", ["collect", "words", "record_outcomes", "next_wake", "exchange", "program"])
+@pytest.mark.parametrize(
+    "place", ["collect", "pending_activity_reports", "record_outcomes", "next_wake", "exchange", "program"]
+)
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_failed_turn_of_the_task_ends_no_renewing(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException

@@ -77,7 +77,8 @@ def test_every_call_of_the_driver_that_is_named_is_one() -> None:
     ]
     named = {name for text in texts for name in re.findall(r'"(cu[A-Z]\w+|CU[a-z]\w+)"', text)}
     assert len(named) > 40
-    assert [name for name in sorted(named) if not hasattr(bindings, name)] == []
+    # What is called in the library itself is named as it is there; the bindings leave the version out.
+    assert [name for name in sorted(named) if not hasattr(bindings, name.removesuffix("_v2"))] == []
 
 
 @pytest.mark.parametrize("begin", [Helper, lambda: Resident(1)], ids=["helper", "resident"])

@@ -215,7 +215,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
     os.environ.pop(VISIBLE, None)  # a supervisor has none, and guests are given theirs
     cleaned, took_ns = _cleaned(card)
     one = _Try(card, *_forked(card, rehearse))
-    with open(one.reading, "rb") as file:
+    with os.fdopen(one.reading, "rb") as file:
         one.said = file.read()
     found = _came_of(one)
     if found.failed or found.busy:
@@ -288,7 +288,7 @@ def _guest(card: str, argv: Sequence[str]) -> tuple[int, str, int]:
 
 def _read_to_end(reading: int, pid: int) -> tuple[bytes, int]:
     """All that a child writes, and its exit status."""
-    with open(reading, "rb") as file:
+    with os.fdopen(reading, "rb") as file:
         said = file.read()
     return said, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

@@ -156,7 +156,7 @@ def run_to_end(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
     poll.poll()  # until it runs, or could not
     failure = read_failure(child.failure, "it")
     os.close(child.failure)
-    with open(reading, "rb") as file:
+    with os.fdopen(reading, "rb") as file:
         said = file.read().decode("utf-8", "replace").strip()
     _, status = os.waitpid(child.pid, 0)
     return os.waitstatus_to_exitcode(status), said if failure is None else str(failure)
