@@ -204,8 +204,8 @@ ask("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(size))
 if back.raw != bytes([0x5A]) * size:
     end("what was written to its memory was not what was read")
 """
-"""What a guest is that takes no time to start: without packages, and with the driver's library alone. Its status is 2
-where others have the card, or all of its memory."""
+"""A guest that starts at once: it loads no packages, only the driver's library. It exits with 2 if other processes have
+the card, or all of its memory."""
 _TAKEN: Final = 2
 
 
@@ -253,7 +253,7 @@ def _with_step(found: Rehearsal, name: str, took_ns: int) -> Rehearsal:
 
 
 def _cleaned(card: str) -> tuple[CardFound, int]:
-    """What the program that cleans cards says of it, and how long that took. Whoever is on the card may stay there."""
+    """What the cleaning program reports of this card, and how long it took. Processes that use the card may stay."""
     began_ns = time.monotonic_ns()
     since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     arguments = (card, "--scrub", "--since", str(since_ns), "--beside", "1", "--most", str(PIECE))
