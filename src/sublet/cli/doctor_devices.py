@@ -289,7 +289,7 @@ def _guests(tried: dict[str, Rehearsal]) -> Said:
     walled = {one.card: one.walled for one in tried.values() if one.walled}
     if walled:
         refused = "; ".join(f"{card}: {why}" for card, why in walled.items())
-        do = "Such guests are refused there. Mend it, then `sublet down` and `sublet up`."
+        do = "It is not lent to other tenants. Mend it, then `sublet down` and `sublet up`."
         return "note", f"{text}. When that was tried, they could not use {refused}", do
     if is_watched:
         return "ok", text

@@ -115,7 +115,7 @@ class Device:
     one_process: bool = later(False)
     """Its driver lets one process in at a time, so leases cannot share it."""
     walled_trouble: str = later("")
-    """Why a guest of a tenant other than local could not use it when that was tried; such guests are refused."""
+    """Why a guest of a tenant other than local could not use it when that was tried; it is not lent to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

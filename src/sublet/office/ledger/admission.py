@@ -31,7 +31,7 @@ from sublet.office.ledger.placement import (
 )
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import kinds_of
-from sublet.office.ledger.records import NO_QUOTA, LeaseRecord, Now, Quota, Want
+from sublet.office.ledger.records import LOCAL_TENANT, NO_QUOTA, LeaseRecord, Now, Quota, Want
 from sublet.office.ledger.state import Held, State
 from sublet.office.ledger.usage import at_most_from
 from sublet.office.ledger.volume_placement import held_beside, only_where_its_volume_is, why_not_yet
@@ -50,7 +50,7 @@ from sublet.values import (
     valid_labels,
     valid_name,
 )
-from sublet.wire.orders import Part
+from sublet.wire.orders import Part, card_uuid
 
 
 def fingerprint(command: Acquire, *more: object) -> str:
@@ -329,8 +329,23 @@ def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | No
             reason=f"{together(lease.wants)} would be above the ceiling of its group on the devices that are here",
             do=QuotaExceeded.default_do,
         )
+    if fit(lease.wants, LOCAL_TENANT, rooms, mix=mix) is not None:
+        return _walled_off(lease, state, rooms)
     alone = (want for want in lease.wants if fit((want,), lease.tenant, rooms, mix=True) is None)
     return _beyond(next(alone, None), lease, rooms)
+
+
+def _walled_off(lease: LeaseRecord, state: State, rooms: RoomsByNode) -> Refusal:
+    """Tenant local could have it: elsewhere guests cannot use the cards, and the first of them says why."""
+    models = next((want.model for want in lease.wants if want.model is not None), None)
+    there = (room for here in rooms.values() for room in here if room.walled)
+    device = next(state.resources[room.resource].device for room in there if models is None or is_model(models, room))
+    return Refusal(
+        code=RefusalCode.UNSUPPORTED,
+        reason=f"a guest of a tenant cannot use {card_uuid(device.id) or device.id}, as was found when it was tried "
+        f"out: {device.walled_trouble}",
+        do="`sublet doctor --gpu` tries it again; once it can, start the office again.",
+    )
 
 
 def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusal:
@@ -536,6 +551,9 @@ def out_of_service(lease: LeaseRecord, state: State) -> str:
     shut = sum(_is_shut(state, room) for room in rooms)
     held = sum(room.quarantined for room in rooms if not _is_shut(state, room))
     said = [f"{shut} of {len(rooms)} out of service"] if shut else []
+    walled = 0 if lease.tenant == LOCAL_TENANT else sum(room.walled for room in rooms)
+    if walled:
+        said.append(f"{walled} of {len(rooms)} cannot be used by guests of tenants")
     if held:
         said.append("some of it is quarantined")
     return f" ({', '.join(said)})" if said else ""

@@ -206,6 +206,7 @@ def _check_room(state: State, resource: ResourceRecord, there: tuple[int, int, i
         (room.capacity, room.free, room.foreign, room.blocked) == (device.capacity, free, foreign, blocked)
         and (room.kind, room.model) == (device.kind, device.model)
         and (room.partition, room.one_process) == (device.partition, device.one_process)
+        and room.walled is bool(device.walled_trouble)
     ), f"{resource.id}: its room is out of date"
 
 

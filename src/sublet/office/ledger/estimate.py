@@ -18,7 +18,7 @@ from sublet.office.ledger.placement import is_model
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.promised_parts import matches
 from sublet.office.ledger.queue_order import position
-from sublet.office.ledger.records import LeaseRecord, Now, Want
+from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Now, Want
 from sublet.office.ledger.replacement import millis_beside
 from sublet.office.ledger.state import LANES, State, lane_of
 from sublet.office.ledger.volume_placement import why_not_yet
@@ -99,7 +99,7 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     if room.kind is not want.kind or room.capacity < want.amount or (want.model and not is_model(want.model, room)):
         return None
     gpu, shared = want.kind is Kind.GPU, want.exclusivity is Exclusivity.SHARED
-    if gpu and room.quarantined:
+    if gpu and (room.quarantined or (room.walled and tenant != LOCAL_TENANT)):
         return None
     if gpu and not shared and room.blocked:
         return None  # when strangers leave is not known

@@ -43,6 +43,8 @@ class Room:
     """What no end of a lease gives back: it is quarantined, or kept as a volume."""
     reserved: bool = False
     """Kept for the group of the request that looks at it: taken before any other."""
+    walled: bool = False
+    """Guests of tenants other than local cannot use it."""
 
     @classmethod
     def empty(cls, resource: ResourceRecord) -> Room:
@@ -58,6 +60,7 @@ class Room:
             free,
             partition=device.partition,
             one_process=device.one_process,
+            walled=bool(device.walled_trouble),
         )
 
     @classmethod
@@ -132,6 +135,7 @@ class Room:
             self.blocked,
             self.stays,
             self.reserved,
+            self.walled,
         )
 
     def after_all_leases(self) -> Room:

@@ -78,7 +78,7 @@ class FreeRooms:
     def have_room_outside(self, closed: Container[NodeId], wants: tuple[Want, ...]) -> bool:
         """The same on a node that is not closed."""
         rooms = {node: here for node, here in self._rooms.items() if node not in closed}
-        return fit(wants, LOCAL_TENANT, rooms, mix=True) is not None  # mixed, tenants make no difference
+        return fit(wants, LOCAL_TENANT, rooms, mix=True) is not None  # who may have most
 
 
 def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
@@ -169,6 +169,8 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
     if room.partition is not (want.exclusivity is Exclusivity.PARTITION):
         return False
     if room.one_process and want.exclusivity is Exclusivity.SHARED:
+        return False
+    if room.walled and tenant != LOCAL_TENANT:
         return False
     if want.exclusivity is not Exclusivity.SHARED:
         return room.slices == 0 and not room.blocked

@@ -8,13 +8,13 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.api.to_wire import device_view
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.answers import Offer, RefusalCode
+from sublet.office.ledger.answers import Offer, Place, RefusalCode
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.records import Want
 from sublet.office.ledger.state import State
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, NodeId, ResourceId, Tier
 from sublet.wire.orders import Device, Foreign
-from tests.unit.office.ledger.bench import Bench, device, gpu, inventory, shared
+from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, shared
 
 WHO = "3GiB of n1/a is used by process 4711 (python) of user ada, which Sublet did not start"
 A = ResourceId("n1/a")
@@ -189,3 +189,50 @@ def test_a_card_that_lets_one_process_in_is_not_shared() -> None:
     lease = bench.granted(shared(1))
     assert [part.resource for part in lease.parts] == ["n1/gpu1"]
     assert bench.refused(shared(16)).reason
+
+
+# ---- cards that guests of tenants cannot use
+
+
+def walled(name: str, why: str = "cuInit said 100 (no device)") -> Device:
+    return Device(id=ResourceId(name), kind=Kind.GPU, capacity=16 * GIB, walled_trouble=why)
+
+
+def test_a_card_that_guests_of_tenants_cannot_use_is_refused_to_them_with_the_reason() -> None:
+    """They were granted the lease, and refused when its first guest was started."""
+    bench = Bench(inventory("n1", walled("n1/GPU-1")))
+    refusal = bench.refused(gpu(8), tenant=ANN)
+    assert refusal.code is RefusalCode.UNSUPPORTED
+    assert "a guest of a tenant cannot use GPU-1" in refusal.reason
+    assert "cuInit said 100 (no device)" in refusal.reason
+    assert "doctor --gpu" in refusal.do
+    assert "more than any node has" in bench.refused(gpu(80), tenant=ANN).reason, "nor could tenant local have it"
+    assert [part.resource for part in bench.granted(gpu(8)).parts] == ["n1/GPU-1"]
+
+
+def test_tenants_are_lent_the_other_cards_and_wait_for_them() -> None:
+    bench = Bench(inventory("n1", walled("n1/a"), device("n1/b", capacity=16 * GIB)))
+    lease = bench.granted(gpu(8), tenant=ANN)
+    assert [part.resource for part in lease.parts] == ["n1/b"]
+    assert "1 of 2 cannot be used by guests of tenants" in bench.refused(gpu(8), tenant=BEN, wait_s=0).reason
+    assert "a guest of a tenant cannot use n1/a" in bench.refused(gpu(8, count=2), tenant=BEN).reason
+    waiting = bench.queued(gpu(8), tenant=BEN)
+    assert bench.granted(gpu(8)).parts[0].resource == "n1/a", "local need not wait behind it"
+    bench.release(lease)
+    bench.claim(bench.lease(waiting.id))
+    assert [part.resource for part in bench.lease(waiting.id).parts] == ["n1/b"]
+
+
+def test_an_estimate_for_a_tenant_leaves_out_what_it_is_never_lent() -> None:
+    bench = Bench(inventory("n1", walled("n1/a"), device("n1/b", capacity=16 * GIB)))
+    bench.granted(gpu(8), tenant=ANN, ttl_s=120)
+    place = bench.ask(gpu(8), tenant=BEN)
+    assert isinstance(place, Place)
+    assert (place.estimate_ns or 0) >= 120 * NS_PER_S, "not at once, on the other card"
+
+
+def test_a_card_that_guests_of_tenants_can_use_again_is_lent_to_them() -> None:
+    bench = Bench(inventory("n1", walled("n1/a")))
+    bench.refused(gpu(8), tenant=ANN)
+    bench.do(cmd.NodeUp(inventory=inventory("n1", walled("n1/a", ""))))
+    assert bench.granted(gpu(8), tenant=ANN).parts[0].resource == "n1/a"
