@@ -223,7 +223,15 @@ class Lease(LeaseHandle):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The same without waiting: a ``concurrent.futures.Future``. Calls are executed one after the other, in the
         order they were made. One that is cancelled before it began never runs; one that runs is interrupted."""
-        return self._calls().submit(function, *args, **kwargs)
+        from sublet.compute.options import CallFuture, Options, submit_call
+
+        future = CallFuture()
+        try:
+            submit_call(future, self, Options(), function, args, kwargs)
+        except BaseException:
+            future.cancel()
+            raise
+        return future
 
     def map(self, function: Callable[..., R], /, *iterables: Iterable[Any]) -> Iterator[R]:
         """Call it for each item, as ``map`` does; results come in order. Small calls are sent together. Items are

@@ -73,7 +73,9 @@ class AioCalls:
             await asyncio.to_thread(found.close)  # type: ignore[attr-defined]
 
     def _submit(self, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
-        return submit_call(_blocking_lease(self._lease), self._options, function, args, kwargs)
+        future = CallFuture()
+        submit_call(future, _blocking_lease(self._lease), self._options, function, args, kwargs)
+        return future
 
 
 class RemoteAsyncIterator(AsyncIterator[Any]):

@@ -140,7 +140,11 @@ class GpuFunction(Generic[P, R]):
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[Any]:
         """Call it and do not wait, neither for a GPU nor for the result."""
         outer = _Chained()
-        _ = start_thread("acquire", lambda: self._submit(outer, args, kwargs))
+        try:
+            _ = start_thread("acquire", lambda: self._submit(outer, args, kwargs))
+        except BaseException:
+            outer.cancel()  # the thread may run already
+            raise
         return outer
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:

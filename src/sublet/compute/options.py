@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from sublet.client.command_words import absolute, checked_env
 from sublet.client.paths import valid_path
+from sublet.compute.futures import CallFuture
 from sublet.compute.posting import map_calls, run_call, submit_call
 from sublet.compute.worker_guest import Options
 from sublet.values import parse_duration_ns, valid_text
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sublet.client.handle import LeaseHandle
     from sublet.client.volume_line import HasVolume
 
-__all__ = ["Calls", "Options", "options_of"]
+__all__ = ["CallFuture", "Calls", "Options", "options_of", "submit_call"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +49,13 @@ class Calls:
     ) -> concurrent.futures.Future[R]: ...
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         """Call it and do not wait; see `sublet.Lease.submit`."""
-        return submit_call(self._lease, self._options, function, args, kwargs)
+        future = CallFuture()
+        try:
+            submit_call(future, self._lease, self._options, function, args, kwargs)
+        except BaseException:
+            future.cancel()  # the caller has nothing to do so with
+            raise
+        return future
 
     def map(self, function: Callable[..., R], /, *iterables: Iterable[Any]) -> Iterator[R]:
         """Call it for each; see `sublet.Lease.map`."""

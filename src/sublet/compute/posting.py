@@ -64,7 +64,13 @@ def run_call(
     for _ in range(TRIES):
         worker = _ready(lease, options)
         if worker.exchange.under_way >= RUN_MAX:
-            return _submit(lease, worker, job, options).result()
+            future = CallFuture()
+            try:
+                _submit(future, lease, worker, job, options)
+                return future.result()
+            except KeyboardInterrupt:
+                future.cancel()
+                raise
         with worker.life.use(lease):
             found = _run_once(lease, worker, job, options)
         if found is not AGAIN:
@@ -75,18 +81,26 @@ def run_call(
 
 
 def submit_call(
-    lease: LeaseHandle, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-) -> CallFuture:
-    """Call it and do not wait."""
+    future: CallFuture,
+    lease: LeaseHandle,
+    options: Options,
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Call it and do not wait. The caller makes the future and so has it before anything is sent: where an interrupt
+    comes as this returns, it can still cancel the call."""
     job = WorkerCall(checked_callable(function), args, kwargs)
     worker = _ready(lease, options)
-    return _submit(lease, worker, job, options)
+    _submit(future, lease, worker, job, options)
 
 
 def submit_many(lease: LeaseHandle, options: Options, function: Callable[..., Any], items: Sequence[Any]) -> CallFuture:
     """Call it with each of these, in one message; the future brings a ``CallResults``."""
     job = WorkerCall(checked_callable(function), _Singles(items), {}, is_many=True)
-    return _submit(lease, _ready(lease, options), job, options)
+    future = CallFuture()
+    _submit(future, lease, _ready(lease, options), job, options)
+    return future
 
 
 class _Singles:
@@ -360,12 +374,10 @@ class _Watched:
         self._stop.close()
 
 
-def _submit(lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options) -> CallFuture:
-    future = CallFuture()
+def _submit(future: CallFuture, lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options) -> None:
     watched = _Watched(lease, worker, job, options, future)
     watched.count(lease)
     worker.housekeeper.add(watched)
-    return future
 
 
 @dataclass(slots=True)
@@ -432,7 +444,9 @@ def _mapped(
                     tries -= 1
                     continue
                 batch.lane, batch.worker = lane, worker
-                batch.future = _submit(lease, worker, WorkerCall(function, batch.items, {}, is_many=True), lanes[lane])
+                batch.future = CallFuture()
+                job = WorkerCall(function, batch.items, {}, is_many=True)
+                _submit(batch.future, lease, worker, job, lanes[lane])
             first = batches[0] if batches else None
             if first is None or first.future is None:
                 if ended is not None:

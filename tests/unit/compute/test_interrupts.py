@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sublet.compute import posting
+from sublet.client.lease import Lease
+from sublet.compute import decorator, posting
 from sublet.compute.buffer_cache import BufferCache
 from sublet.compute.calls import Exchange, PendingCall
 from sublet.compute.functions import Functions, PeerInterpreter
+from sublet.compute.futures import CallFuture
+from sublet.compute.options import Calls
+from sublet.compute.outcomes import CallResults
 from sublet.compute.worker_guest import Options
 from sublet.errors import Disconnected
 from sublet.values import LeaseId
@@ -25,6 +30,7 @@ from sublet.wire.line import pair
 from sublet.wire.link_events import Called, Event
 from sublet.wire.work import HolderMessage, OutgoingMessage, WorkerMessage, pack, unpack
 from tests.left_open import open_now
+from tests.unit.client.test_interrupts import Tracer
 from tests.unit.compute.session_pair import EPOCH, SessionPair
 
 PATIENCE_S = 60.0
@@ -248,6 +254,101 @@ def test_a_caller_that_is_interrupted_as_its_call_is_sent_leaves_none_running(
         assert (cancelled.kind, cancelled.subject) == (HolderMessage.CANCEL, heard[0].call)
     exchange.close()
     theirs.close()
+
+
+class Sending:
+    """A worker's calls that were handed over to be sent, and have not been taken back."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left: list[Any] = []
+        self.in_use = 0
+        self.is_interrupted = False
+        """Who waits for a result."""
+        self.lease: Any = SimpleNamespace()
+        keeps = SimpleNamespace(add=self.left.append, withdraw=self._withdraw, wake=lambda: None)
+        exchange = SimpleNamespace(under_way=posting.RUN_MAX, cancel=self._cancel)
+        worker = SimpleNamespace(life=self, housekeeper=keeps, exchange=exchange)
+        patch.setattr(posting, "_ready", lambda *_: worker)
+        patch.setattr(CallFuture, "result", self._wait)
+
+    @contextlib.contextmanager
+    def use(self, lease: object) -> Iterator[None]:
+        self.in_use += 1
+        try:
+            yield
+        finally:
+            self.in_use -= 1
+
+    def _withdraw(self, one: object) -> bool:
+        if was_left := one in self.left:
+            self.left.remove(one)
+        return was_left
+
+    def _cancel(self, pending: PendingCall) -> None:
+        assert not pending.call, "it was not sent"
+
+    def _wait(self) -> CallResults:
+        """Until it is done."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        while self.left:
+            self.left.pop()._end()
+        return CallResults([3], None, 0)
+
+
+@pytest.mark.parametrize("way", ["lease.submit", "options.submit", "run", "map"])
+def test_a_ctrl_c_before_the_future_is_there_leaves_no_call_that_nobody_can_cancel(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every place at which one can come, until the caller has the future. ``run`` beside very many calls, and
+    ``map``, wait for one that only they have."""
+    sending, at = Sending(monkeypatch), 0
+    if way == "map":
+        monkeypatch.setattr(posting, "check_call", lambda *_: None)
+        monkeypatch.setattr(posting, "lanes_of", lambda _, options: [options])
+        monkeypatch.setattr(posting, "workers_of", lambda _: SimpleNamespace(find=posting._ready))
+    calls = Calls(sending.lease, Options())
+    ways: dict[str, Callable[[], object]] = {
+        "lease.submit": lambda: Lease.submit(sending.lease, len, "one"),
+        "options.submit": lambda: calls.submit(len, "one"),
+        "run": lambda: calls.run(len, "one"),
+        "map": lambda: list(calls.map(len, ["one"])),
+    }
+    while True:
+        at += 1
+        tracer = Tracer(at)
+        try:
+            tracer.run(lambda *_: ways[way](), None, None)  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            assert (sending.left, sending.in_use) == ([], 0), f"interrupted at {tracer.place}"
+        if not tracer.place:
+            break
+    assert at > 10
+    assert len(sending.left) == ("submit" in way), "the caller has it"
+    if "submit" not in way:
+        sending.is_interrupted = True
+        with pytest.raises(KeyboardInterrupt):
+            ways[way]()
+        assert (sending.left, sending.in_use) == ([], 0)
+
+
+def test_a_ctrl_c_as_the_thread_of_a_decorated_call_starts_leaves_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread runs already, and the future is cancelled before it has sent anything, or reaches what it has sent."""
+    begun: list[Callable[[], None]] = []
+
+    def start(_: str, run: Callable[[], None]) -> None:
+        begun.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decorator, "start_thread", start)
+    sent: list[object] = []
+    calls = SimpleNamespace(submit=lambda *_: sent.append("a call"))
+    function: Any = decorator.GpuFunction(len, {})
+    monkeypatch.setattr(function, "_leased", lambda *_: contextlib.nullcontext(calls))
+    with pytest.raises(KeyboardInterrupt):
+        function.submit("one")
+    begun[0]()
+    assert sent == []
 
 
 def test_what_a_worker_may_not_have_is_sent_again() -> None:

@@ -205,16 +205,14 @@ class Workers:
     def find(self, lease: object, options: object) -> str:
         return self._present
 
-    def _submit(self, lease: object, worker: str, job: WorkerCall, options: object) -> Future[CallResults]:
+    def _submit(self, future: CallFuture, lease: object, worker: str, job: WorkerCall, options: object) -> None:
         items = [n for (n,) in job.args]
-        future: Future[CallResults] = Future()
         if (successor := self._lost.get(len(self.sent))) is None and worker == self._present:
             future.set_result(CallResults([-n for n in items], None, len(items)))
         else:
             self._present = successor or self._present
             future.set_result(CallResults([], WorkerLost("killed"), 0, is_begun=False))
         self.sent.append((worker, items))
-        return future
 
     def mapped(self, count: int) -> list[int]:
         lease: Any = SimpleNamespace(devices=())
@@ -256,9 +254,8 @@ class Lane:
         self.is_lost = False
         self._line: list[tuple[list[tuple[int]], CallFuture]] = []
 
-    def submit(self, job: WorkerCall) -> CallFuture:
-        self._line.append((job.args, CallFuture()))
-        return self._line[-1][1]
+    def submit(self, future: CallFuture, job: WorkerCall) -> None:
+        self._line.append((job.args, future))
 
     def step(self) -> None:
         """Execute what is first in line, or die before it, or in it."""
@@ -305,7 +302,7 @@ def check_map(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallFuture, "result", wait)
     monkeypatch.setattr(posting, "check_call", lambda lease, options: None)
     monkeypatch.setattr(posting, "workers_of", lambda lease: SimpleNamespace(find=find))
-    monkeypatch.setattr(posting, "_submit", lambda lease, worker, job, options: worker.submit(job))
+    monkeypatch.setattr(posting, "_submit", lambda future, lease, worker, job, options: worker.submit(future, job))
     devices = [SimpleNamespace(kind=Kind.GPU)] * chance.randint(1, 4)
     count, found = chance.randint(0, 60), cast(list[int], [])
     lease: Any = SimpleNamespace(devices=devices)
