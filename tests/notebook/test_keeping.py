@@ -43,7 +43,7 @@ class Keeper:
         self._live, self._parked = live, parked
 
     def fetch(self, handle: RemoteValue) -> Any:
-        return f"a copy of {handle.name}"
+        return f"a copy of {handle.value_name}"
 
     def is_live(self, kernel: Any) -> bool:
         return self._live
@@ -86,10 +86,24 @@ def test_a_handle_has_nothing_but_what_it_can_do() -> None:
     assert dir(one) == ["fetch"]
     assert one.fetch() == "a copy of w"
     with pytest.raises(AttributeError, match=r"no 'shape' here; use it in a %%gpu cell, or w.fetch\(\)"):
-        _ = one.shape
+        _ = one.shape  # type: ignore[attr-defined]  # that is what is tried
     assert not hasattr(one, "_repr_html_")
     with pytest.raises(TypeError, match="only on the device"):
         one.__reduce__()
+
+
+@pytest.mark.parametrize("attribute", ["name", "about", "needs", "state", "fetch"])
+def test_a_handle_does_not_answer_for_an_attribute_of_the_value(attribute: str) -> None:
+    """``file.name`` of a file that stays on the device is not the name of the variable."""
+    one: Any = handle(keeper=Keeper(live=True), lost="an open file")
+    says = f"w stays on the device, so it has no '{attribute}' here; use it in a %%gpu cell"
+    if attribute != "fetch":
+        with pytest.raises(AttributeError, match=says):
+            getattr(one, attribute)
+    with pytest.raises(AttributeError, match=says):
+        setattr(one, attribute, 1)
+    with pytest.raises(AttributeError, match=says):
+        delattr(one, attribute)
 
 
 def test_the_end_of_a_session_tells_who_why_when_and_what_there_is() -> None:

@@ -430,7 +430,7 @@ def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
 
 
 def _fate(handle: RemoteValue) -> tuple[Fate, str]:
-    about = handle.about
+    about = handle.value_about
     what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
     if about.wall_ns:
         back = "" if handle.is_live else "; comes back when it is read"

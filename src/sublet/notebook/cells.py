@@ -742,7 +742,7 @@ def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
 
 
 def _handle(handle: RemoteValue) -> str:
-    about = handle.about
+    about = handle.value_about
     what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
     if handle.is_live:
         return f"{what}; is on the device and stays there ({about.why})"

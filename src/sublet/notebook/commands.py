@@ -83,7 +83,7 @@ def _status(cells: Cells, _shell: Any, _rest: str) -> str:
         if notice is not None:
             said.append(f"it will be taken: {notice.reason}{f' ({notice.detail})' if notice.detail else ''}")
     handles = cells.handles.all()
-    said += [f"{name}: {one.state()}" for name, one in sorted(handles.items())]
+    said += [f"{name}: {one.value_state()}" for name, one in sorted(handles.items())]
     volume = cells.owner.volume
     if volume is not None and any(not one.why_lost for one in handles.values()):
         said.append(f"what stays on the device is saved {_where(volume)}")
@@ -164,7 +164,7 @@ def _fetch(cells: Cells, _shell: Any, name: str) -> str:
     for other, one in cells.handles.all().items():
         if one is value:
             cells.space.names[other] = fetched
-    return f"{name} is in the notebook now: {value.about.what}, {format_size(value.about.nbytes)}"
+    return f"{name} is in the notebook now: {value.value_about.what}, {format_size(value.value_about.nbytes)}"
 
 
 def _explain(cells: Cells, _shell: Any, rest: str) -> str:

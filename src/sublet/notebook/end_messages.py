@@ -80,7 +80,7 @@ def session_ended(
 ) -> GpuSessionEnded:
     """The news. ``handles``: what stayed on the device; ``inside``: what the cell itself had saved."""
     said = [what_ended(error), "what finished cells left is in the notebook"]
-    saved = {name: one.about.wall_ns for name, one in handles.items() if one.is_saved}
+    saved = {name: one.value_about.wall_ns for name, one in handles.items() if one.is_saved}
     told = {name: one for name, one in inside.items() if one.what != MODULE}
     if told:
         when = clock_time(max(one.wall_ns for one in told.values()))

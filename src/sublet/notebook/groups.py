@@ -64,7 +64,7 @@ def without_handles(here: Mapping[str, Any], names: Iterable[str], found: Outgoi
         handles = {name: here[name] for name in fresh}
         left -= fresh
         found.handles |= handles
-        needs = {need for handle in handles.values() for need in handle.needs}
+        needs = {need for handle in handles.values() for need in handle.value_needs}
         left |= {name for name in needs if name in here and name not in found.handles}
     return left
 

@@ -35,7 +35,9 @@ class Keeper(Protocol):
 
 
 class RemoteValue:
-    """Stands in the notebook for a value that is only in the guest. Cells on the device use it under the same name."""
+    """Stands in the notebook for a value that is only in the guest. Cells on the device use it under the same name.
+
+    Its own attributes have names that the value's hardly have: to ``file.name`` it must not answer for itself."""
 
     __slots__ = ("__weakref__", "_about", "_keeper", "_kernel", "_lost")
 
@@ -53,17 +55,17 @@ class RemoteValue:
         return self._keeper.fetch(self)
 
     @property
-    def name(self) -> str:
+    def value_name(self) -> str:
         """Under which it is known where it is."""
         return self._about.name
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def value_needs(self) -> tuple[str, ...]:
         """Names of the notebook that functions in it read."""
         return self._about.needs
 
     @property
-    def about(self) -> About:
+    def value_about(self) -> About:
         return self._about
 
     @property
@@ -98,9 +100,9 @@ class RemoteValue:
         self._about, self._kernel, self._lost = about, kernel, lost
 
     def __repr__(self) -> str:
-        return f"<{self.name}: {self.state()}>"
+        return f"<{self.value_name}: {self.value_state()}>"
 
-    def state(self) -> str:
+    def value_state(self) -> str:
         """What it is, where it is, and how to have it."""
         about = self._about
         what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
@@ -115,18 +117,31 @@ class RemoteValue:
             return f"{what}; {saved}; the next cell on a device that reads it has it back"
         return f"{what}; was lost with its lease ({self._lost or 'it was not saved'}); {again(about)}"
 
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # protocols ask for those, and go on without
-            raise AttributeError(attribute)
-        raise AttributeError(f"{self.name} stays on the device, so it has no {attribute!r} here; {self._way_out()}")
+    if not TYPE_CHECKING:  # else every attribute that is asked for here would do
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute.startswith("_"):  # protocols ask for those, and go on without
+                raise AttributeError(attribute)
+            raise AttributeError(self._without(attribute))
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        if not attribute.startswith("_"):
+            raise AttributeError(self._without(attribute))
+        super().__setattr__(attribute, value)
+
+    def __delattr__(self, attribute: str) -> None:
+        raise AttributeError(self._without(attribute))
+
+    def _without(self, attribute: str) -> str:
+        return f"{self.value_name} stays on the device, so it has no {attribute!r} here; {self._way_out()}"
 
     def _raise_unavailable(self, *_args: Any, **_named: Any) -> Any:
         """For whatever a program does with the value itself."""
         where = "is on the device" if self.is_live else "is not in the notebook"
-        raise TypeError(f"{self.name} ({self._about.what}) {where} and cannot be used here; {self._way_out()}")
+        raise TypeError(f"{self.value_name} ({self._about.what}) {where} and cannot be used here; {self._way_out()}")
 
     def _way_out(self) -> str:
-        return "use it in a %%gpu cell" + ("" if self._lost else f", or {self.name}.fetch() for a copy")
+        return "use it in a %%gpu cell" + ("" if self._lost else f", or {self.value_name}.fetch() for a copy")
 
     __iter__ = __next__ = __call__ = __len__ = __bool__ = __contains__ = __reversed__ = _raise_unavailable
     __getitem__ = __setitem__ = __delitem__ = _raise_unavailable
@@ -145,7 +160,7 @@ class RemoteValue:
         return ["fetch"]
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"{self.name} is only on the device ({self._about.why})")
+        raise TypeError(f"{self.value_name} is only on the device ({self._about.why})")
 
 
 def again(about: About) -> str:
@@ -159,10 +174,10 @@ def again(about: About) -> str:
 def lost_handle(handle: RemoteValue) -> GpuSessionEnded:
     """For a cell that needs one that is gone."""
     why = handle.why_lost or "it was not saved"
-    cell = f" (cell {handle.about.made})" if handle.about.made else ""
+    cell = f" (cell {handle.value_about.made})" if handle.value_about.made else ""
     return GpuSessionEnded(
-        f"{handle.name} was only on the device, and went with its lease ({why})",
-        do=f"Rerun the cell that made {handle.name}{cell}, then this one.",
+        f"{handle.value_name} was only on the device, and went with its lease ({why})",
+        do=f"Rerun the cell that made {handle.value_name}{cell}, then this one.",
     )
 
 

@@ -104,14 +104,14 @@ class RemoteValues:
     def fetch(self, handle: RemoteValue) -> Any:
         """A copy in the notebook's own memory: from the device, or from what was saved."""
         if handle.is_live and self._kernel is not None:
-            head, buffers = self._kernel.call(guest_persistence.fetch, handle.name)
+            head, buffers = self._kernel.call(guest_persistence.fetch, handle.value_name)
             with rebuild.on_host():
-                return decode(head, [memoryview(one) for one in buffers])[handle.name]
-        key = key_of(Part.DEVICE, handle.name)
+                return decode(head, [memoryview(one) for one in buffers])[handle.value_name]
+        key = key_of(Part.DEVICE, handle.value_name)
         if not handle.is_saved or self._shelf is None or key not in self._shelf.found():
             if handle.is_parked:
                 raise InvalidRequest(
-                    f"{handle.name} is parked without its device, and was not saved",
+                    f"{handle.value_name} is parked without its device, and was not saved",
                     do="Run a cell on a device: it goes on there.",
                 )
             raise lost_handle(handle)
@@ -127,8 +127,8 @@ class RemoteValues:
             return
         number, self._saved = kernel.call(guest_persistence.use, volume.folder, volume.is_empty)
         for one in self.all().values():  # a notice may have saved it since
-            about = self._saved.get(key_of(Part.DEVICE, one.name))
-            if about is not None and not one.is_saved and about.cell == one.about.cell:
+            about = self._saved.get(key_of(Part.DEVICE, one.value_name))
+            if about is not None and not one.is_saved and about.cell == one.value_about.cell:
                 one.is_now(about, None)
         volume.is_empty = False
         if volume.committed is None:
@@ -174,7 +174,7 @@ class RemoteValues:
 
     def live(self) -> set[str]:
         """Names in the guest that the notebook has handles for."""
-        return {one.name for one in self.all().values() if one.is_live}
+        return {one.value_name for one in self.all().values() if one.is_live}
 
     def all(self) -> dict[str, RemoteValue]:
         """Every handle, by the name it has in the notebook."""
@@ -192,20 +192,20 @@ class RemoteValues:
         the cell names them, so one that is lost is an error."""
         dead = {name: one for name, one in read.items() if not one.is_of(kernel)}
         saved = {key.removeprefix(f"{Part.DEVICE}:") for key in self._saved}
-        lost = {name: one for name, one in dead.items() if not one.is_saved or one.name not in saved}
+        lost = {name: one for name, one in dead.items() if not one.is_saved or one.value_name not in saved}
         if lost and must:
             raise lost_handle(next(iter(lost.values())))
-        wanted = sorted({one.name for name, one in dead.items() if name not in lost})
+        wanted = sorted({one.value_name for name, one in dead.items() if name not in lost})
         restored = self._restore(wanted, kernel) if wanted else Restored()
-        return {name: one.name for name, one in read.items() if name not in lost}, restored
+        return {name: one.value_name for name, one in read.items() if name not in lost}, restored
 
     def record_left(self, stays: Mapping[str, str], kernel: KernelGuest, cell: int) -> None:
         """A cell left these on the device, and why."""
         for name, why in stays.items():
             old = self._names.get(name)
             about = About(name=name, why=why, cell=cell, made=cell)
-            if type(old) is RemoteValue and old.name == name:
-                old.is_now(replace(old.about, wall_ns=0, cell=cell), kernel, lost=old.why_lost)
+            if type(old) is RemoteValue and old.value_name == name:
+                old.is_now(replace(old.value_about, wall_ns=0, cell=cell), kernel, lost=old.why_lost)
             else:
                 self._names[name] = RemoteValue(about, kernel, self)
 
@@ -214,9 +214,9 @@ class RemoteValues:
         if news.number and self._volume is not None:
             self._volume.committed = news.number
         for one in self.all().values():
-            about = news.held.get(one.name)
+            about = news.held.get(one.value_name)
             if about is not None and one.is_of(kernel):
-                one.is_now(about, kernel, lost=news.lost.get(one.name, ""))
+                one.is_now(about, kernel, lost=news.lost.get(one.value_name, ""))
                 if about.wall_ns:
                     self._saved[key_of(Part.DEVICE, about.name)] = about
 
@@ -241,11 +241,11 @@ class RemoteValues:
 
     def _restore(self, names: list[str], kernel: KernelGuest) -> Restored:
         handles = self.all()
-        mine = {one.name for one in handles.values() if not one.is_of(kernel)}
+        mine = {one.value_name for one in handles.values() if not one.is_of(kernel)}
         came: dict[str, About] = kernel.call(guest_persistence.restore, names, mine)
         for one in handles.values():
-            if one.name in came and not one.is_of(kernel):
-                one.is_now(came[one.name], kernel)
+            if one.value_name in came and not one.is_of(kernel):
+                one.is_now(came[one.value_name], kernel)
         return _restored(came.values())
 
     # ---- a cell was ended
@@ -333,7 +333,7 @@ class RemoteValues:
     def is_bound(self, key: Key) -> bool:
         """Whether the notebook has something under this name, so that what is saved of it stays."""
         name = key.partition(":")[2]
-        return name in self._names or any(one.name == name for one in self.all().values())
+        return name in self._names or any(one.value_name == name for one in self.all().values())
 
     def restore(self, shelf: NotebookCheckpoint) -> Restored:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""

@@ -124,10 +124,21 @@ RESOURCES: list[Kind] = [
         close="x.close()",
     ),
     refused("a map of a file", "import mmap\nx = mmap.mmap(-1, 4096)", "a memory map", close="x.close()"),
+    refused(
+        "an itertools.groupby within a group",
+        "import itertools\nx = itertools.groupby('aabb'); y = next(x)[1]; next(y)",
+        "an itertools.groupby that is within a group",
+    ),
     refused("a running hash", "import hashlib\nx = hashlib.sha256(b'a')", "a running hash"),
     refused("a running compressor", "import zlib\nx = zlib.compressobj()", "a running compressor"),
     refused(
         "a weak reference", "import weakref\nclass C: pass\ny = C(); x = weakref.ref(y)", "a weak reference", "x() is y"
+    ),
+    refused(
+        "a proxy of weakref",
+        "import weakref\nclass C: pass\ny = C(); x = weakref.proxy(y)",
+        "a weak reference",
+        "x.__repr__.__self__ is y",
     ),
     refused(
         "a dict of weak references",

@@ -11,7 +11,9 @@ import array
 import copyreg
 import enum
 import functools
+import gc
 import importlib
+import itertools
 import operator
 import os
 import re
@@ -215,6 +217,10 @@ class EncodingRules:
             return self._type_var
         if kind is re.Match:
             return self._match
+        if kind is itertools.groupby:
+            return self._groupby
+        if kind in (weakref.ProxyType, weakref.CallableProxyType):
+            return self._weak_proxy
         if kind is struct.Struct:
             return lambda value: (struct.Struct, (value.format,))
         if kind.__module__ == "unittest.mock" and kind.__qualname__ == "_Call":
@@ -618,6 +624,18 @@ class EncodingRules:
         extra = tuple(found for one in value.extra_dict_ref if (found := one()) is not None)
         state = value.hooks_dict_ref(), value.id, extra
         return copyreg.__newobj__, (type(value),), state, None, None, rebuild.set_hook_handle  # type: ignore[attr-defined]
+
+    def _weak_proxy(self, value: Any) -> Any:
+        """It hands on the question how it is pickled, so that its copy would be an object instead of a proxy."""
+        raise ReductionRefused("a weak reference")
+
+    def _groupby(self, value: Any) -> Any:
+        """Python forgets within which group it is once the group's first item was taken, and would begin it again."""
+        reduced = value.__reduce__()
+        refers_to_more = len(gc.get_referents(value)) > 2  # than to its iterator and its key function
+        if refers_to_more and len(reduced) == 2:
+            raise ReductionRefused("an itertools.groupby that is within a group")
+        return reduced
 
     def _weak_reference(self, value: Any) -> Any:
         """Of an optimizer: it is in the ``step`` that a scheduler gave it, so the optimizer goes with it."""
