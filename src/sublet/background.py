@@ -40,6 +40,7 @@ START_S: Final = 10.0
 """A new thread takes its first step within this time, or it never will."""
 START_LOOKS: Final = 10
 _NO_THREAD: Final = ("can't start new thread",)
+_NOT_OPENED: Final = tuple(f": {os.strerror(number)}" for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _SHORT_DO: Final = (
     "Close files or end threads of this program, or raise its limits (`ulimit -n`, `ulimit -u`), then try again."
 )
@@ -57,11 +58,13 @@ def is_shortage(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def shortage_explained() -> Iterator[None]:
-    """What fails in here for want of a descriptor or a thread of this program is raised as an error that says so."""
+    """What fails in here for want of a descriptor or a thread of this program is raised as an error that says so. A
+    module that is imported here for the first time may be what fails; a library that cannot be opened is an
+    ``ImportError``, with no number, which ends with the words of the operating system."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        if not is_shortage(error):
+    except (ImportError, OSError, RuntimeError) as error:
+        if not is_shortage(error) and not (isinstance(error, ImportError) and str(error).endswith(_NOT_OPENED)):
             raise
         from sublet.errors import SubletError
 

@@ -346,7 +346,8 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
 
     async def guests(self, lease: LeaseFacts | LeaseId | str | None = None, *, ended: bool = False) -> list[GuestView]:
         """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
-        from sublet.client.guests import list_guests
+        with shortage_explained():
+            from sublet.client.guests import list_guests
 
         asked = lease.id if isinstance(lease, LeaseFacts) else "" if lease is None else valid_text(lease, "lease")
         return await asyncio.to_thread(list_guests, self.address, asked, ended=ended)

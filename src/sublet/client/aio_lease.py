@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
+from sublet.background import shortage_explained
 from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, LoopFabric, LoopLease
 from sublet.client.lease_entry import LeaseEntry
@@ -137,7 +138,8 @@ class Lease(LoopLease):
         volume: Lease | None = None,
     ) -> Guest:
         """Start a command under it; see `sublet.Lease.start`. It is in use while the command runs."""
-        from sublet.client.aio_guests import start_guest
+        with shortage_explained():
+            from sublet.client.aio_guests import start_guest
 
         self._own()
         self.check()
@@ -148,7 +150,8 @@ class Lease(LoopLease):
     def volume_line(self) -> LoopLine:
         """The way to its volume, for a lease of blocks: `sublet.Durable` saves over it, on a thread that is not the
         loop's: ``await asyncio.to_thread(state.checkpoint)``."""
-        from sublet.client.aio_volume import LoopLine
+        with shortage_explained():
+            from sublet.client.aio_volume import LoopLine
 
         line = self._volume_line()
         if line is None:
@@ -157,7 +160,8 @@ class Lease(LoopLease):
         return line
 
     def _in_use(self) -> Callable[[], None]:
-        from sublet.client.aio_volume import in_use
+        with shortage_explained():
+            from sublet.client.aio_volume import in_use
 
         return in_use(self, self._loop)
 
@@ -191,12 +195,14 @@ class Lease(LoopLease):
         volume: Lease | None = None,
     ) -> AioCalls:
         """The same three with options; see `sublet.Lease.options`."""
-        from sublet.compute.options import options_of
+        with shortage_explained():
+            from sublet.compute.options import options_of
 
         return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name, volume=volume))
 
     def _calls(self, options: Any = None) -> AioCalls:
-        from sublet.compute.aio_calls import AioCalls, Options, new_blocking_lease
+        with shortage_explained():
+            from sublet.compute.aio_calls import AioCalls, Options, new_blocking_lease
 
         if self._blocking_lease is None:
             self._blocking_lease = new_blocking_lease(self)
@@ -204,7 +210,8 @@ class Lease(LoopLease):
 
     def _resume_from(self, old: Lease) -> None:
         """What ran under that one was parked, and is under this one now; see `sublet.Lease`."""
-        from sublet.compute.aio_calls import new_blocking_lease
+        with shortage_explained():
+            from sublet.compute.aio_calls import new_blocking_lease
 
         workers = None if old._blocking_lease is None else old._blocking_lease._workers
         if workers is not None:

@@ -389,7 +389,8 @@ def start_guest(
 def start_spec(lease: LeaseHandle, spec: GuestSpec, *, busy: bool = True, volume: HasVolume | None = None) -> Guest:
     """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended.
     ``volume``: a lease of blocks that it may save to. Where the lease ends meanwhile, its end is raised."""
-    from sublet.client.volume_line import in_use_of, lease_token, ticket_for
+    with shortage_explained():
+        from sublet.client.volume_line import in_use_of, lease_token, ticket_for
 
     fabric = lease._fabric
     try:

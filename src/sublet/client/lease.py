@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
+from sublet.background import shortage_explained
 from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, FabricLink, LeaseHandle
 from sublet.client.lease_entry import LeaseEntry
@@ -174,7 +175,8 @@ class Lease(LeaseHandle):
         blocks that it may save to, as long as that lives (``sublet.current().volume``); one that it starts under needs
         no naming. Raises ``InvalidRequest`` if there is no such command, or it may not be run.
         """
-        from sublet.client.guests import start_guest
+        with shortage_explained():
+            from sublet.client.guests import start_guest
 
         self._own()
         self.check()
@@ -184,7 +186,8 @@ class Lease(LeaseHandle):
 
     def volume_line(self) -> HolderLine:
         """The way to its volume, for a lease of blocks: `Durable(state, lease)` saves over it."""
-        from sublet.client.volume_line import HolderLine, lease_token
+        with shortage_explained():
+            from sublet.client.volume_line import HolderLine, lease_token
 
         with self._lock:
             line = self._volume_line()
@@ -223,7 +226,8 @@ class Lease(LeaseHandle):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The same without waiting: a ``concurrent.futures.Future``. Calls are executed one after the other, in the
         order they were made. One that is cancelled before it began never runs; one that runs is interrupted."""
-        from sublet.compute.options import CallFuture, Options, submit_call
+        with shortage_explained():
+            from sublet.compute.options import CallFuture, Options, submit_call
 
         future = CallFuture()
         try:
@@ -255,12 +259,14 @@ class Lease(LeaseHandle):
         combination has a worker of its own. ``name`` is for people. ``volume`` is a lease of blocks that the worker may
         save to (``sublet.current().volume``).
         """
-        from sublet.compute.options import options_of
+        with shortage_explained():
+            from sublet.compute.options import options_of
 
         return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name, volume=volume))
 
     def _calls(self, options: Any = None) -> Calls:
-        from sublet.compute.options import Calls, Options
+        with shortage_explained():
+            from sublet.compute.options import Calls, Options
 
         return Calls(self, Options() if options is None else options)
 

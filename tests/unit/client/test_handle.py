@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import inspect
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -17,12 +19,13 @@ from typing import Any
 
 import pytest
 
+from sublet.background import shortage_explained
 from sublet.client.aio_lease import Lease as AioLease
 from sublet.client.handle import DroppedLease
 from sublet.client.lease import Lease
 from sublet.client.lease_entry import Owed
 from sublet.client.steps import Program
-from sublet.errors import Disconnected, InvalidRequest, LeaseExpired, LeaseNotActive, LeaseRevoked
+from sublet.errors import Disconnected, InvalidRequest, LeaseExpired, LeaseNotActive, LeaseRevoked, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease_end import EndReason
@@ -461,3 +464,54 @@ def test_a_renewal_by_hand_that_is_lost_is_repeated_before_its_caller_gives_up(s
     lease._renewal_by_hand(None)
     side.desk.clock.go(1.5)
     assert [attempt.lease for attempt in side.desk.collect()] == [lease.id]
+
+
+# ---- a shortage
+
+
+class NoDescriptor:
+    """Finds no module, for want of a descriptor."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.startswith("sublet."):
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        ImportError(f"/lib/x.so: cannot open shared object file: {os.strerror(errno.EMFILE)}"),
+    ],
+    ids=["module", "library"],
+)
+@pytest.mark.parametrize("verb", ["start", "submit", "run", "map", "options", "volume_line"])
+def test_where_there_is_no_descriptor_for_the_first_import_the_program_hears_what_helps(
+    side: Side, verb: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starts something under a lease is imported when it is first asked for, and a program may be short by
+    then."""
+    lease = side.open(NEVER)
+    calls: dict[str, Callable[[], Any]] = {
+        "start": lambda: lease.start(["true"]),
+        "submit": lambda: lease.submit(len, ""),
+        "run": lambda: lease.run(len, ""),
+        "map": lambda: lease.map(len, [""]),
+        "options": lease.options,
+        "volume_line": lease.volume_line,
+    }
+    with monkeypatch.context() as patch:
+        for name in [one for one in sys.modules if one.startswith(("sublet.client.", "sublet.compute."))]:
+            patch.delitem(sys.modules, name)
+        patch.setattr(sys, "meta_path", [NoDescriptor(error), *sys.meta_path])
+        with pytest.raises(SubletError, match="short of a resource") as told:
+            side.do(calls[verb])
+    assert "ulimit -n" in told.value.do
+
+
+def test_a_module_that_is_missing_is_told_as_it_is() -> None:
+    with pytest.raises(ImportError, match="nowhere"), shortage_explained():
+        raise ImportError("cannot import name 'nowhere'")

@@ -347,6 +347,16 @@ def test_a_proxy_in_front_of_a_dead_office_is_silence(script: Script) -> None:
     assert caught.value.sent
 
 
+def test_a_claim_without_an_answer_is_asked_again_unchanged(script: Script) -> None:
+    """A restart of the office in that moment must not cost the place in the queue. The epoch says which grant is meant,
+    so that two claims are one."""
+    ready = reply(GrantAnswer(lease=view("granted", claim_within=100.0)))
+    assert acquire(script, ready, SILENCE, NOBODY, grant()).view.status == "active"
+    claims = [call for call in script.calls if call.path == "/v1/leases/l-1/claim"]
+    assert [call.body for call in claims] == [claims[0].body] * 3
+    assert msgspec.json.decode(claims[0].body or b"")["epoch"] == [1, 7]
+
+
 def test_a_claim_is_asked_again_only_as_long_as_it_can_be_claimed(script: Script) -> None:
     """After that the next one in line has it, and the caller is not kept waiting."""
     ready = reply(GrantAnswer(lease=view("granted", claim_within=1.0)))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from sublet.client import aio_transport as aio_transport_module
 from sublet.client import transport as transport_module
 from sublet.client.address import Address
 from sublet.client.aio_transport import AioTransport
+from sublet.client.fabric import Fabric
 from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive, ask
 from sublet.client.transport import IDLE_MAX, Transport
 from sublet.errors import Disconnected
@@ -200,6 +202,49 @@ def test_only_so_many_connections_are_kept(server: Server) -> None:
             flight.read()
     assert len(transport._idle) == IDLE_MAX
     transport.close()
+
+
+def test_a_fork_opens_a_connection_of_its_own_and_its_parents_goes_on(server: Server) -> None:
+    """Two programs on one connection would read each other's answers."""
+    server.answers = [OK] * 3
+    fabric = Fabric(_address(server.path), HeldClock(), start=False)
+    fabric._transport.exchange(CALL)
+    child = os.fork()
+    if not child:
+        status = 0
+        try:
+            status = fabric._transport.exchange(CALL).status
+        finally:
+            os._exit(status == 200)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert server.connections == 2
+    assert fabric._transport.exchange(CALL).status == 200
+    assert server.connections == 2
+    fabric.close()
+
+
+def test_connections_of_a_loop_that_runs_no_more_are_not_used_in_another(server: Server) -> None:
+    """So it is after a fork, too: the loop of the parent does not run there."""
+    server.answers = [OK] * 2
+    transport = AioTransport(_address(server.path), HeldClock(), wire=1)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def close(idle: list[Any]) -> None:
+        for _, writer in idle:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    idle: list[Any] = []
+    try:
+        for loop in loops:
+            assert loop.run_until_complete(transport.exchange(CALL)).status == 200
+            idle.append(list(transport._idle))
+        assert server.connections == 2
+    finally:
+        for loop, pipes in zip(loops, idle, strict=True):
+            loop.run_until_complete(close(pipes))
+            loop.close()
 
 
 @pytest.mark.parametrize("answer", [None, OK[:-1], b"SMTP ready\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])

@@ -10,9 +10,10 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, assert_never
+from typing import Any, Final, Protocol, assert_never
 
-from sublet.errors import InvalidRequest, SubletError
+from sublet.background import is_shortage
+from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease_end import EndReason
 from sublet.node.connections import Connection, internal_error
@@ -131,7 +132,13 @@ class OfficeLink:
             if self._node is None and not isinstance(asked, Configure):
                 raise InvalidRequest("an office has to say first who it is", do="Send Configure.")
             self._obeying.all()
-            self._link.reply(called.call, dumps(self._answer(asked, called.fds)))
+            try:
+                answer = self._answer(asked, called.fds)
+            except OSError as error:
+                if not isinstance(asked, _REFUSABLE) or not is_shortage(error):
+                    raise
+                raise _short_of(error) from error
+            self._link.reply(called.call, dumps(answer))
         except SubletError as error:
             self._link.refuse(called.call, error)
         finally:
@@ -163,6 +170,18 @@ class OfficeLink:
             case _:
                 assert_never(asked)
         return Done()
+
+
+_REFUSABLE: Final = (Admit, ListGuests, ListProcesses, ListTroubles)
+"""Questions that leave nothing half done where they fail."""
+
+
+def _short_of(error: OSError) -> SubletError:
+    return CapacityExceeded(
+        f"the supervisor of this machine is short of a resource ({error.strerror})",
+        do="Wait until some commands have ended, or start the office again (`sublet down`, `sublet up`) under higher "
+        "limits (`ulimit -n`, `ulimit -u`).",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- newer orders

@@ -549,6 +549,23 @@ def test_an_office_that_ends_asks_nothing_any_more(monkeypatch: pytest.MonkeyPat
     played(play)
 
 
+def test_an_office_that_ends_waits_until_the_supervisor_has_heard_so() -> None:
+    """Else it would hang up on its own words, and `sublet down --now` return while guests run on."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_mute = True
+        closing = asyncio.ensure_future(agent.close(now=True))
+        await until(lambda: bool(supervisors.asked))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert supervisors.asked == [Quit(now=True)]
+        assert not closing.done()
+        supervisors.answer()
+        await closing
+
+    played(play)
+
+
 def test_the_grants_that_live_go_out_before_a_holder_is_let_in() -> None:
     """On one connection, in this order: then the supervisor knows the lease when the holder names it."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,13 +18,14 @@ from sublet.node.loop import Loop
 from sublet.node.supervisor.office_link import OfficeLink, read_orders
 from sublet.values import Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads, to_wire
-from sublet.wire.guests import Configure, Configured, Orders, Reports
+from sublet.wire.guests import Admit, Configure, Configured, Front, Orders, Profile, Reports
 from sublet.wire.link import Link
-from sublet.wire.link_events import Event, Happening, Over
+from sublet.wire.link_events import CallRefused, Event, Happening, Over, Replied
 from sublet.wire.orders import End, Extend, Grant, Inventory, NotHeld, Order
 from sublet.wire.sockets import receive_some, send_some
 
 NODE = NodeId("n")
+CONFIGURE = Configure(office="o", inventory=Inventory(node=NODE, domain="d"))
 NEW = {"colour": "blue"}
 
 
@@ -145,7 +148,7 @@ def test_the_connection_stays_and_the_log_says_it_once(loop: Loop, capsys: pytes
             heard.extend(receive_some(ours, link))
 
     with ours:
-        link.call(dumps(Configure(office="o", inventory=Inventory(node=NODE, domain="d"))))
+        link.call(dumps(CONFIGURE))
         turns()
         for _ in range(2):
             link.event(batch([newer(grant(1)), newer(extend(5)), extend(2)]))
@@ -160,3 +163,36 @@ def test_the_connection_stays_and_the_log_says_it_once(loop: Loop, capsys: pytes
         link.end(SubletError("enough"))
         turns()
     assert len(overs) == 1
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_a_supervisor_that_cannot_let_a_holder_in_says_what_it_is_short_of(loop: Loop, error: int) -> None:
+    """The office, and with it all other holders, stay connected. The next holder may be let in."""
+    ours, theirs = socket.socketpair()
+    served, overs, failing = Served(), list[OfficeLink](), [error]
+
+    def admit(asked: Admit, fd: int) -> None:
+        if failing:
+            raise OSError(failing[0], os.strerror(failing.pop()))
+
+    served.admit = admit  # type: ignore[method-assign]
+    OfficeLink(loop, theirs, served, overs.append)
+    ours.setblocking(False)
+    link, heard = Link.connecting(), list[Happening]()
+    front = Front(tenant=TenantId("t"), operator=False, profile=Profile.LOCAL)
+    with ours:
+        link.call(dumps(CONFIGURE))
+        for _ in range(2):
+            link.call(dumps(Admit(front=front, oldest=1, newest=1)), (os.open(os.devnull, os.O_RDONLY),))
+        for _ in range(8):
+            send_some(ours, link)
+            loop.turn(0)
+            heard.extend(receive_some(ours, link))
+        (refused,) = [one for one in heard if isinstance(one, CallRefused)]
+        assert os.strerror(error) in str(refused.error)
+        assert "ulimit -n" in (refused.error.do or "")
+        assert len([one for one in heard if isinstance(one, Replied)]) == 2
+        assert not overs
+        link.end(SubletError("enough"))
+        send_some(ours, link)
+        loop.turn(0)
