@@ -101,6 +101,29 @@ def test_a_chunk_whose_result_waits_for_its_publication_needs_no_lease() -> None
     assert core.wanted() == {ONE: 1}
 
 
+def test_what_has_a_result_is_not_taken_back() -> None:
+    """What is known of how far its worker was may be older than the results that came."""
+    core = coordinator(3)
+    batch = take(core, 3)
+    core.results(batch, [b"a", b"b"], 1)
+    core.take_back(batch, 1, 2)
+    core.check()
+    assert (indexes(batch), batch.is_open) == ([0, 1], False)
+    assert indexes(take(core, 9)) == [2]
+
+
+def test_a_job_that_does_not_wait_keeps_the_results_that_came() -> None:
+    core = coordinator(3)
+    batch = take(core, 3)
+    fresh = core.results(batch, [b"a"], 1)
+    core.stop(FailReason.CANCELLED)
+    core.abandon(2)
+    core.published([made for made, _ in fresh], 3)
+    core.check()
+    assert (core.counts.succeeded, core.counts.failed) == (1, 2)
+    assert core.is_over
+
+
 def test_chunks_that_are_not_wanted_any_more_are_told_apart_from_those_that_failed() -> None:
     for reason, what in ((FailReason.CANCELLED, "cancelled"), (FailReason.DEADLINE, "failed")):
         core = coordinator(3)
@@ -183,6 +206,7 @@ def test_retries_end_with_the_policys_number() -> None:
     core.lost(take(core, now_ns=now_ns), KILLED, begun=True, now_ns=now_ns)
     assert [one.reason for one in core.failures] == [FailReason.RETRIES]
     assert "failed 3 times" in str(core.failures[0])
+    assert core.failures[0].retries == 2
     assert now_ns == 3 * S
 
 
@@ -195,11 +219,31 @@ def test_a_chunk_that_needs_longer_than_any_lease_it_gets_says_so() -> None:
     assert "needs longer than any lease it gets" in str(core.failures[0])
 
 
-def test_leases_that_end_after_different_times_are_ordinary_losses() -> None:
-    core = coordinator(1, RetryPolicy(9, 0, 0, 0.0))
-    for n, ran_s in enumerate((60, 10, 60, 30)):
-        core.lost(take(core, now_ns=100 * n * S), TAKEN, begun=True, now_ns=(100 * n + ran_s) * S)
-    assert not core.failures
+LOSSES = {
+    "after different times": ((60, 10, 60, 30), False),
+    "after the same time, but for the first": ((10, 60, 60, 60), True),
+    "at once": ((0.01, 0.01, 0.01, 0.01), False),
+    "not in a row": ((60, 60, None, 60), False),
+}
+
+
+@pytest.mark.parametrize("way", LOSSES)
+def test_only_leases_that_end_in_a_row_after_about_the_same_time_say_that_a_chunk_is_too_long(way: str) -> None:
+    """``None``: its worker died. What is lost as it begins says nothing of how long it takes. It is remembered over a
+    restart of the job."""
+    ran, is_too_long = LOSSES[way]
+    policy = RetryPolicy(9, 0, 0, 0.0)
+    core = Coordinator(policy, collect=True)
+    for n, ran_s in enumerate(ran):
+        core = Coordinator(policy, collect=True, saved=core.snapshot())
+        core.add(works(1))
+        core.lost(
+            take(core, now_ns=100 * n * S),
+            KILLED if ran_s is None else TAKEN,
+            begun=True,
+            now_ns=100 * n * S + round((ran_s or 60) * S),
+        )
+    assert [one.reason for one in core.failures] == [FailReason.TOO_LONG] * is_too_long
 
 
 def test_a_chunk_out_of_memory_asks_for_twice_as_much_and_then_gives_up() -> None:
@@ -215,6 +259,24 @@ def test_a_chunk_out_of_memory_asks_for_twice_as_much_and_then_gives_up() -> Non
         core.check()
     assert sizes == [1, 2, 4]
     assert [one.reason for one in core.failures] == [FailReason.OUT_OF_MEMORY]
+
+
+def test_the_memory_that_a_chunk_was_given_is_remembered_over_a_restart_of_the_job() -> None:
+    """And so is the bound, which goes by what it asked for at first."""
+    saved, sizes = None, []
+    while True:
+        core = Coordinator(RetryPolicy(9, 0, 0, 0.0), collect=True, saved=saved)
+        core.add(works(1, Needs(1, 1 << 20)))
+        (needs,) = core.wanted()
+        sizes.append(needs.memory >> 20)
+        batch = core.take("lease", needs, 1, 0)
+        assert batch is not None
+        core.lost(batch, RunFailed(Cause.OUT_OF_MEMORY), begun=True, now_ns=0)
+        core.check()
+        if core.failures:
+            break
+        saved = core.snapshot()
+    assert sizes == [1, 2, 4, 8, 16]
 
 
 def test_a_deadline_fails_what_was_not_begun() -> None:

@@ -175,7 +175,7 @@ def test_a_supervisor_that_cannot_let_a_holder_in_says_what_it_is_short_of(loop:
         if failing:
             raise OSError(failing[0], os.strerror(failing.pop()))
 
-    served.admit = admit  # type: ignore[method-assign]
+    served.admit = admit  # type: ignore[assignment]
     OfficeLink(loop, theirs, served, overs.append)
     ours.setblocking(False)
     link, heard = Link.connecting(), list[Happening]()
