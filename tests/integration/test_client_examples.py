@@ -22,8 +22,9 @@ GUIDE = ROOT / "docs" / "how-to-lease.md"
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """State folders of offices that the first example starts: one for those with torch or Warp, one for all others."""
-    found = {name: tmp_path_factory.mktemp(name) / "home" for name in ("warm", "cold")}
+    """State folders of offices that the first example starts: for those with torch, those with Warp, and all others.
+    Each kind of warm interpreter imports what its office has warm, and torch takes seconds."""
+    found = {name: tmp_path_factory.mktemp(name) / "home" for name in ("torch", "warp", "cold")}
     yield found
     for home in found.values():
         run_sublet("down", "--now", env={**os.environ, "SUBLET_HOME": str(home)})
@@ -31,7 +32,8 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
 
 def _examples() -> Iterator[Any]:
     for path in EXAMPLES:
-        marks = [pytest.mark.warm] if re.search("import (?:torch|warp)", path.read_text()) else []
+        found = re.search("import (torch|warp)", path.read_text())
+        marks = [pytest.mark.warm(found[1], "numpy")] if found else []
         yield pytest.param(path, marks=marks, id=path.stem)
 
 
@@ -49,7 +51,8 @@ def test_an_example_runs_and_leaves_nothing_behind(
     example: Path, homes: dict[str, Path], request: pytest.FixtureRequest
 ) -> None:
     """From a folder of its own, with warnings as errors, as a reader would try it."""
-    home = homes["warm" if request.node.get_closest_marker("warm") else "cold"]
+    warm = request.node.get_closest_marker("warm")
+    home = homes[warm.args[0] if warm else "cold"]
     env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", str(example), *MORE.get(example.stem, ())]
     done = subprocess.run(command, env=env, cwd=home.parent, capture_output=True, text=True, timeout=LONGEST_S)
