@@ -227,7 +227,7 @@ def test_what_a_notebook_wishes_for_is_what_its_kernels_come_from() -> None:
 def test_kernels_on_devices_load_no_debugger_and_programs_may() -> None:
     code = """
 import sys
-import sublet.guest.undebugged
+import sublet.guest.kernel_app
 import ipykernel.debugger
 print("debugpy" in sys.modules, ipykernel.debugger._is_debugpy_available)
 import debugpy

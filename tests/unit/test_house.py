@@ -22,7 +22,6 @@ STAY: Final[dict[str, str]] = {
     "client.aio_volume": "loads what saves, which only asyncio programs with a lease of blocks need",
     "devices.host": "one kind of device behind the interface that CUDA implements as well",
     "guest.zygote_checks": "the checks of a zygote, apart from what forks",
-    "guest.undebugged": "imported for its effect, by name, in warm interpreters",
     "jobs.joblib_backend": "needs joblib, which is optional",
     "lease.expiring": "one pure rule of a node, with tables of its own",
     "node.agent.foreign": "pure, while its importer asks the driver from a thread of its own",

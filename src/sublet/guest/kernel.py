@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import json
 import os
 import queue
 import selectors
@@ -25,7 +23,6 @@ from sublet.errors import LeaseInterrupt, Unsupported
 from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.inbox import Inbox
-from sublet.guest.interrupts import kernel_class
 from sublet.guest.launch_counter import flush_launches
 from sublet.guest.main_thread import Desk
 from sublet.guest.serving import start_serving
@@ -42,17 +39,17 @@ from sublet.wire.page import PageReader, PageState
 
 T = TypeVar("T")
 LOOK_S: Final = 1.0
-DELIMITER: Final = b"<IDS|MSG>"
-"""Between the names that a message is for and its parts: signature, header, parent, metadata, content."""
 
 
 def main() -> None:
     """Run until the lease ends or the holder stops it."""
     inbox = Inbox.from_stdin()
     try:
-        app = _make_app()
-    except Unsupported as error:  # the holder shows the end of stderr: the sentence, and not where we raised it
-        sys.exit(str(error))
+        from sublet.guest.kernel_app import IDENTITY, make_app
+    except ImportError as error:  # the holder shows the end of stderr: the sentence, and not where we raised it
+        said = f"{sys.executable} has no ipykernel ({error})"
+        sys.exit(str(Unsupported(said, do=f"{sys.executable} -m pip install ipykernel")))
+    app = make_app()
     forget_doctest()
     app.initialize([])
     app.kernel._execute_sleep = 0.0  # so that output comes before the reply; the caller here waits for both
@@ -67,7 +64,7 @@ def main() -> None:
     worker = GuestWorker(desk, page, Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
-        Bridge(conversation, app.context, app.addresses).run()
+        Bridge(conversation, app.context, app.addresses, IDENTITY).run()
 
     start_serving(inbox, {Service.JUPYTER: serve_jupyter, Service.WORK: worker.serve})
     app.start()
@@ -86,12 +83,20 @@ def plot_where_told(shell: Any) -> None:
     if matplotlib is None or not told:
         return
     if "matplotlib.pyplot" not in sys.modules:
-        matplotlib.rcParams["backend"] = told
+        _set_backend(matplotlib.rcParams, told)
         sys.modules.pop("matplotlib_inline.backend_inline", None)  # imported anew it finds the shell, and teaches it
     elif "inline" in told:
         shell.enable_matplotlib("inline")  # as ``%matplotlib inline``: also how figures become pictures
     else:
         matplotlib.use(told)
+
+
+def _set_backend(settings: Any, backend: str) -> None:
+    """Of matplotlib. To tell whether the name is valid it reads what every installed package offers; a module is."""
+    if backend.startswith("module://"):
+        dict.__setitem__(settings, "backend", backend)
+    else:
+        settings["backend"] = backend
 
 
 class _Desk(Desk):
@@ -189,108 +194,6 @@ def _loop() -> Any:
     return IOLoop.current()
 
 
-def _make_app() -> Any:
-    try:
-        from ipykernel.kernelapp import IPKernelApp
-    except ImportError as error:
-        raise Unsupported(
-            f"{sys.executable} has no ipykernel ({error})", do=f"{sys.executable} -m pip install ipykernel"
-        ) from error
-
-    import sublet.guest.undebugged  # noqa: F401 - before a kernel is made
-
-    class GuestKernelApp(IPKernelApp):
-        """The kernel without what is for finding it and for watching over it."""
-
-        def __init__(self, **settings: Any) -> None:
-            super().__init__(**settings)  # type: ignore[no-untyped-call]  # traitlets have no types
-            self.addresses: dict[str, str] = {}
-            self._bound: list[str] = []
-
-        def _try_bind_socket(self, socket: Any, port: int) -> int:
-            self._bound.append(f"inproc://sublet-{len(self._bound)}")
-            socket.bind(self._bound[-1])
-            return len(self._bound)
-
-        def init_sockets(self) -> None:
-            super().init_sockets()  # type: ignore[no-untyped-call]
-            for name in ("shell", "control", "stdin", "iopub"):
-                self.addresses[name] = self._bound[getattr(self, f"{name}_port") - 1]
-
-        init_connection_file = init_heartbeat = init_poller = _nothing
-        write_connection_file = log_connection_info = cleanup_connection_file = _nothing
-
-    app = GuestKernelApp.instance(
-        quiet=False,  # what is printed is in the guest's log as well, for `sublet logs`
-        capture_fd_output=True,
-        kernel_class=_guest_kernel_class(),
-    )
-    app.session.key = b""  # only the line's thread reaches the sockets, so signatures are not needed
-    app.config.HistoryManager.enabled = False  # the history is the notebook's, not the guest's
-    app.config.IPKernelApp.log_level = 40
-    return app
-
-
-def _guest_kernel_class() -> Any:
-    """ipykernel's kernel that also runs cells which come as calls of functions, and not on its own channels."""
-
-    class GuestKernel(kernel_class()):  # type: ignore[misc]  # one that is made when it is wanted
-        cells_context: contextvars.Context
-        """Everything that comes from the holder runs in this one, as in ipykernel everything of the shell channel."""
-        _asked = ""
-        """The cell that came as a call."""
-
-        def start(self) -> None:
-            self.cells_context = contextvars.copy_context()
-            super().start()
-
-        async def shell_main(self, subshell_id: str | None, msg: Any) -> None:
-            handled = super().shell_main(subshell_id, msg)
-
-            async def here() -> None:  # not by the name of ``shell_main``: one task of that name is one message
-                await handled
-
-            if subshell_id is None:
-                await asyncio.get_running_loop().create_task(here(), context=self.cells_context)
-            else:
-                await handled
-
-        async def run_asked(self, request: dict[str, Any]) -> dict[str, Any]:
-            """Run the cell of a request that did not come on the shell channel; the content of the reply. What it says
-            goes to the other channels as ever, and ``idle`` behind it."""
-            reply = _Reply()
-            async with self._main_asyncio_lock:
-                self.set_parent([IDENTITY], request, channel="shell")
-                self._asked = request["header"]["msg_id"]
-                self.pre_handler_hook()
-                try:
-                    await self.execute_request(reply, [IDENTITY], request)
-                finally:
-                    self.post_handler_hook()
-                    self._publish_status("idle", "shell")
-            return reply.content
-
-        def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
-            if parent["header"]["msg_id"] != self._asked:  # who asks by a call knows what it has asked
-                super()._publish_execute_input(code, parent, execution_count)
-
-    return GuestKernel
-
-
-class _Reply:
-    """Takes the place of the socket to which the kernel sends its reply."""
-
-    content: dict[str, Any]
-
-    def send_multipart(self, parts: list[Any], *_: object, **__: object) -> None:
-        """As ``Session.send`` calls it: the content stands behind header, parent and metadata."""
-        self.content = json.loads(parts[parts.index(DELIMITER) + 5])
-
-
-def _nothing(self: object, *args: object, **keywords: object) -> None:
-    """There is no such thing here."""
-
-
 # --------------------------------------------------------------------------------------------------------------- forked
 #
 # Handles a cell that forks: the child must not continue as a second kernel.
@@ -337,19 +240,19 @@ def status_of(result: Any) -> int:
 
 WAITING_MAX: Final = 16 * MIB
 """Bytes of one channel that wait for the holder; while there are more, the kernel's socket is not read."""
-IDENTITY: Final = b"sublet"
-"""The kernel sends a question for input to the same name that the request to execute came from."""
 WAIT_MS: Final = 1000
 
 
 class Bridge:
     """One line to one kernel."""
 
-    def __init__(self, conversation: Conversation, context: Any, addresses: Mapping[str, str]) -> None:
-        """``context`` is the ZeroMQ context of the kernel, ``addresses`` say where each channel is bound."""
+    def __init__(self, conversation: Conversation, context: Any, addresses: Mapping[str, str], identity: bytes) -> None:
+        """``context`` is the ZeroMQ context of the kernel, ``addresses`` say where each channel is bound; to
+        ``identity`` the kernel sends what it asks."""
         import zmq
 
         self._zmq = zmq
+        self._identity = identity
         self._conversation = conversation
         self._sockets = {name: self._connect(context, name, addresses[name]) for name in CHANNELS}
         self._numbers: dict[str, int] = {}
@@ -380,7 +283,7 @@ class Bridge:
         if name == "iopub":
             socket.subscribe(b"")
         else:
-            socket.identity = IDENTITY
+            socket.identity = self._identity
         socket.connect(address)
         return socket
 

@@ -34,7 +34,7 @@ KERNEL_IMPORTS: Final = (
     "IPython.extensions.storemagic?",
     "tornado.platform.asyncio",
     "sublet.guest.kernel",
-    "sublet.guest.undebugged",
+    "sublet.guest.kernel_app",
     "sublet.guest.checkpoints",
     "sublet.notebook.guest_side?",
     "cloudpickle?",
