@@ -2,7 +2,7 @@
 
 Each is a process of its own, with its own environment, folder, descriptors, arguments and exit status, which ends as
 any interpreter does; what is saved is the start, most of what a short command and a test's office cost. A test that is
-about the start has it by the mark ``anew``.
+about the start has it by the mark ``anew``. Where several processes run tests, the same two fork for all of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import atexit
 import contextlib
 import functools
 import gc
+import json
 import os
 import resource
+import select
 import selectors
 import socket
 import subprocess
@@ -38,6 +40,7 @@ __all__ = [
     "Ended",
     "Process",
     "anew",
+    "fork_for_all",
     "fork_offices",
     "fork_where",
     "forked_supervisor",
@@ -66,6 +69,9 @@ class Anew:
 
 
 anew: Final = Anew()
+_SHARED: Final = "SUBLET_TESTS_FORK"
+_shared: Final = os.environ.pop(_SHARED, "")
+"""From the process that hands out tests to this one: those that fork for all."""
 _FIRST: Final = dict(os.environ)
 """Before any test has changed it."""
 Process = Forked | subprocess.Popen[bytes]
@@ -328,24 +334,49 @@ def _servers_of(env: Mapping[str, str]) -> _Servers:
 
 @functools.cache
 def _servers(libraries: str = "") -> _Servers:
-    """Two processes for this one, which end with it."""
-    env = {name: value for name, value in _FIRST.items() if name not in TAKEN_ON}
+    """Two processes for this one, which end with it; or those that fork for all."""
+    if _shared and not libraries:
+        commands_name, supervisors_name, begins, files = json.loads(_shared)
+        return _Servers(commands_name, supervisors_name, begins, tuple(files))
+    env = _first_environment()
     env |= {LIBRARIES: libraries} if libraries else {}
-    alive, ours = os.pipe()
-    _kept_open.append(ours)
     with listening() as commands, listening() as supervisors:
         made = _Servers(name_of(commands), name_of(supervisors), _for_start(env), _files())
-        for orders, words in (
-            (supervisors, ["-I", "-S", "-c", _SUPERVISORS, _PACKAGE, str(ROOT)]),
-            (commands, ["-m", "tests.commands", made.commands, made.supervisors]),
-        ):
-            fds = [orders.fileno(), alive]
-            process = subprocess.Popen(
-                [sys.executable, *words, *map(str, fds)], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=fds
-            )
-            process.returncode = 0  # it ends with this process: nobody waits for it
-    os.close(alive)
+        _start_servers(commands, supervisors, env)
     return made
+
+
+def fork_for_all() -> None:
+    """For the process that hands out tests: those that run them share two processes that fork for them. They are
+    started when the first is asked for anything."""
+    env, commands, supervisors = _first_environment(), listening(), listening()
+    os.environ[_SHARED] = json.dumps([name_of(commands), name_of(supervisors), _for_start(env), _files()])
+
+    def start_when_asked() -> None:
+        with commands, supervisors:
+            select.select([commands, supervisors], [], [])
+            _start_servers(commands, supervisors, env)
+
+    threading.Thread(target=start_when_asked, name="forks for all", daemon=True).start()
+
+
+def _first_environment() -> dict[str, str]:
+    return {name: value for name, value in _FIRST.items() if name not in TAKEN_ON}
+
+
+def _start_servers(commands: socket.socket, supervisors: socket.socket, env: Mapping[str, str]) -> None:
+    alive, ours = os.pipe()
+    _kept_open.append(ours)
+    for orders, words in (
+        (supervisors, ["-I", "-S", "-c", _SUPERVISORS, _PACKAGE, str(ROOT)]),
+        (commands, ["-m", "tests.commands", name_of(commands), name_of(supervisors)]),
+    ):
+        fds = [orders.fileno(), alive]
+        process = subprocess.Popen(
+            [sys.executable, *words, *map(str, fds)], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=fds
+        )
+        process.returncode = 0  # it ends with this process: nobody waits for it
+    os.close(alive)
 
 
 _kept_open: Final[list[int]] = []

@@ -28,7 +28,7 @@ from typing import Final
 import pytest
 
 from tests.again import Again
-from tests.commands import anew, fork_offices
+from tests.commands import anew, fork_for_all, fork_offices
 
 # Who reads notebooks loads jsonschema, and with it, if it is there, a package that makes forty parsers of addresses in
 # all alphabets, for more than a second in each process of the suite. No test has such an address.
@@ -434,6 +434,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.handing_out import HandingOut
 
         config.pluginmanager.register(HandingOut(), "sublet-handing-out")
+    if hands_out:
+        fork_for_all()
     if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Again(), "sublet-again")
 

@@ -33,9 +33,6 @@ NAP_MAX_S: Final = 0.02
 NAP_PER_LOOK: Final = 3.0
 """Who looks more often takes the time from what he waits for: a look at all processes is some milliseconds of work."""
 
-WITHOUT_FIGURES: Final = "torch,warp,matplotlib_inline"
-"""For ``SUBLET_COLD``, in tests that draw nothing: half of what a warm interpreter for cells takes to start."""
-
 LETS_GO: Final = (
     "while read -r _ _ _ _ point rest; do "
     'case "$rest" in *" - ext4 /dev/loop"*) umount -l "$point";; esac; done < /proc/self/mountinfo; '

@@ -27,16 +27,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import pytest
 from websocket import create_connection
 
 from sublet.node.prctl import set_pdeathsig
-from sublet.wire.zygote import COLD_VARIABLE
 from tests.integration.office_stage import OfficeStage, office_stage
 from tests.integration.studio_stage import PATIENCE_S, StudioStage, studio_stage
 from tests.light_jupyter import light_environment, python_module
 from tests.security.other_users import ROOT, closed_folder, enterable, places
-from tests.traces import WITHOUT_FIGURES, until
+from tests.traces import until
 
 __all__ = [
     "HUB_NEEDS",
@@ -367,7 +365,6 @@ def hub_stage(
         place = Path(text)
         place.chmod(0o755)
         shared = place / "shared"
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv(COLD_VARIABLE, WITHOUT_FIGURES)
         office = stack.enter_context(office_stage(place / "office", devices, "--shared", str(shared)))
         public, api, proxy_api = stack.enter_context(kept_ports(3))
         token_file, token, admin = place / "hub-token", secrets.token_hex(32), secrets.token_hex(32)

@@ -24,11 +24,11 @@ from urllib.parse import urlencode
 import pytest
 
 from sublet.client.home import runtime_dir
-from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE
+from sublet.wire.zygote import TENANT_WARM_VARIABLE
 from tests.integration.test_docs import FENCED
 from tests.light_jupyter import light_environment
 from tests.security.other_users import ROOT, User, closed_folder
-from tests.traces import WITHOUT_FIGURES, end_office, plain_env, until
+from tests.traces import end_office, plain_env, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,12 +58,10 @@ class Afternoon:
             "XDG_STATE_HOME": str(folder / "anchors"),
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
-            COLD_VARIABLE: WITHOUT_FIGURES,
             TENANT_WARM_VARIABLE: "no",
         }
         light = light_environment(folder / "light", str(ROOT), str(ROOT / "src"))
-        cold = {COLD_VARIABLE: WITHOUT_FIGURES, TENANT_WARM_VARIABLE: "no"}
-        self.student = User(2001, folder / "ana", "", env=cold | light)
+        self.student = User(2001, folder / "ana", "", env=light)
 
     def here(self, text: str) -> str:
         """With the places of this machine."""

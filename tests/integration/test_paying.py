@@ -15,8 +15,6 @@ from sublet import jobs
 from sublet.cli import main
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.wire.zygote import COLD_VARIABLE
-from tests.traces import WITHOUT_FIGURES
 
 pytestmark = [
     pytest.mark.slow,  # two kernels: one second each
@@ -31,7 +29,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     made.mkdir()
     (made / "rates.toml").write_text('currency = "EUR"\ngpu = 2.0\npriority = 500.0\n')
     monkeypatch.setenv("SUBLET_HOME", str(made))
-    monkeypatch.setenv(COLD_VARIABLE, WITHOUT_FIGURES)
     ensure_office(made, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
     yield made
     with sublet.connect(home=made) as fabric:

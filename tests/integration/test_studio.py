@@ -37,21 +37,18 @@ from sublet.studio.session_bill import bill_row
 from sublet.studio.web import BODY_MAX_BYTES
 from sublet.values import GIB, MIB
 from sublet.wire.http_views import SESSION_LABEL
-from sublet.wire.zygote import COLD_VARIABLE
 from tests.integration.office_stage import OfficeStage
 from tests.integration.studio_stage import PATIENCE_S, Answer, Browser, Member, StudioStage, studio_stage
 from tests.notebook.shell_stage import shell_on, stage_on
-from tests.traces import WITHOUT_FIGURES, until
+from tests.traces import until
 
 pytestmark = pytest.mark.slow  # an office and a studio, started once for all
 
 
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(COLD_VARIABLE, WITHOUT_FIGURES)
-        with stage_on(tmp_path_factory.mktemp("office"), "2x2GiB") as stage:
-            yield stage
+    with stage_on(tmp_path_factory.mktemp("office"), "2x2GiB") as stage:
+        yield stage
 
 
 @pytest.fixture(scope="module")

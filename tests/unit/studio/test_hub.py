@@ -50,10 +50,11 @@ class Other:
                 other.asked.append((self.command, self.path, self.headers.get("authorization", ""), body))
                 status, said = other.answer(self.path)
                 raw = said if isinstance(said, bytes) else json.dumps(said).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked has stopped waiting
+                    self.send_response(status)
+                    self.send_header("content-length", str(len(raw)))
+                    self.end_headers()
+                    self.wfile.write(raw)
 
             do_GET = do_POST = do  # noqa: N815 - as http.server calls them
 
