@@ -70,7 +70,7 @@ EXPECTED: Final[dict[str, Outcome]] = {
     JETSON.name: Outcome(suspend="none"),
 }
 
-STEPS: Final = ["NVML", "CUDA", "context", "memory", "processes", "cleaning", "guest"]
+STEPS: Final = ["NVML", "CUDA", "cleaning", "guest"]
 """Where no device file is found, no guest of a tenant other than local is offered a card, and none is tried."""
 
 FIRST_DAY: Final = """

@@ -42,7 +42,16 @@ def without(*arguments, **needed):
 rehearsal.run_here, rehearsal.LINGERS_S = without, 1.0
 """
 KILLED: Final = "rehearsal.run_here = lambda *arguments, **needed: os.kill(os.getpid(), 9)"
-GIVEN: Final = "rehearsal.card_environment = lambda shares, given: {}"
+GIVEN: Final = """
+given = '''
+import sys
+from sublet.node.sandbox import trial
+trial.card_environment = lambda shares, given: {}
+trial.main(sys.argv[1:])
+'''
+rehearsal.python_argv = lambda python, module, *words, options: (python, "-c", given, *words)
+"""
+"""A guest with other variables than those that a card gives it."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,7 @@ GIVEN: Final = "rehearsal.card_environment = lambda shares, given: {}"
             "it could not be cleaned as after a lease: its memory could not be overwritten (the driver",
         ),
         (KILLED, "it could not be cleaned as after a lease: the program for it ended with signal 9"),
-        (GIVEN.format({"CUDA_VISIBLE_DEVICES": ""}), "a guest of tenant local could not use it: cuInit said 100"),
+        (GIVEN.format({"CUDA_VISIBLE_DEVICES": ""}), "a guest of tenant local could not use it: no CUDA-"),
         (
             GIVEN.format({"LD_LIBRARY_PATH": ""}),
             "a guest of tenant local could not use it: libcuda.so.1: cannot open shared object",
@@ -72,6 +81,35 @@ def test_a_fault_of_one_step_is_found_before_the_first_lease(rig: Rig, planted: 
     assert f"{rig.card(0).name}: {found['failed']}".startswith(label)
 
 
+@pytest.mark.parametrize(
+    ("call", "how", "why", "do", "steps"),
+    [
+        ("nvmlDeviceGetHandleByUUID", {"code": 15}, "the GPU is lost", "", []),  # NVML_ERROR_GPU_IS_LOST
+        ("cuInit", {"code": 802}, "open: system not yet initialized (cuInit said 802)", "fabricmanager", ["NVML"]),
+        ("cuDeviceGetCount", {"kills": 11}, "the program that tried it out ended with signal 11", "kernel's log", []),
+        ("cuMemcpyDtoH_v2", {"code": 214}, "a guest of tenant local could not use it: ", "LD_LIBRARY_PATH", STEPS[:-1]),
+        (
+            "cuMemcpyDtoH_v2",
+            {"kills": 9},
+            "a guest of tenant local could not use it: it ended with signal 9",
+            "",
+            STEPS[:-1],
+        ),
+    ],
+    ids=["NVML", "cuInit", "the driver ends its caller", "a guest cannot read", "the driver ends a guest"],
+)
+def test_an_error_of_the_driver_in_each_step_is_told(
+    rig: Rig, call: str, how: dict[str, int], why: str, do: str, steps: list[str]
+) -> None:
+    rig.state.lingers_ms = 0
+    rig.trouble(call, **how)
+    found, lent, _ = rehearsed(rig)
+    assert found["failed"].startswith(why)
+    assert do in found["do"]
+    assert [step["name"] for step in found["steps"]] == steps
+    assert lent == [rig.card(1).name]
+
+
 def test_a_guest_that_is_shown_another_card_first_is_a_fault(rig: Rig) -> None:
     found, lent, _ = rehearsed(rig, GIVEN.format({"CUDA_VISIBLE_DEVICES": rig.card(1).name}))
     assert found["failed"] == "a guest of tenant local could not use it: the first card that it sees is another one"
@@ -83,7 +121,7 @@ def test_memory_that_cannot_be_overwritten_is_found_before_the_first_lease(rig: 
     rig.trouble("cuMemsetD8_v2", code=1, times=1)
     found, lent, _ = rehearsed(rig)
     assert found["failed"].startswith("it could not be cleaned as after a lease: its memory could not be overwritten (")
-    assert [step["name"] for step in found["steps"]] == STEPS[:-2]
+    assert [step["name"] for step in found["steps"]] == STEPS[:2]
     assert lent == [rig.card(1).name]
 
 

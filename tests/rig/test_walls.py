@@ -215,7 +215,7 @@ import dataclasses, json
 from sublet.node.agent import rehearsal
 from sublet.node.agent.nvml import survey
 card, its_nodes, wrapped, folder = sys.argv[1:]
-rehearsal.python_argv = lambda python, module, *words: (python, "-c", wrapped, folder, *words)
+rehearsal.python_argv = lambda python, module, *words, options: (python, "-c", wrapped, folder, *words)
 nodes = next(one.nodes for one in survey().cards if one.uuid == its_nodes)
 print(json.dumps(dataclasses.asdict(rehearsal.rehearse_as_lent(card, nodes))))
 """

@@ -103,26 +103,30 @@ class CudaDriver:
         return answer[0] if len(answer) == 1 else tuple(answer)
 
     def _error(self, call: str, name: str, code: Any) -> SubletError:
-        word = getattr(code, "name", str(code))
-        said = self._words(code)
-        message = f"{call}: {said} ({name} said {word})"
-        if int(code) == _OUT_OF_MEMORY:
-            return OutOfMemory(
-                message, do="Free something: others on this device, or the driver itself, have the rest of its memory."
-            )
-        if int(code) == _TAKEN:
-            return DeviceTaken(
-                message, call=call, do="End what has the card to itself, or allow more (`nvidia-smi -c DEFAULT`)."
-            )
-        if name == "cuInit":
-            return GpuError(message, call=call, do=_DO_BEGIN.get(int(code)))
-        if word in _LOST:
-            return ContextLost(message, call=call, do=_DO_NEW)
-        return GpuError(message, call=call)
+        return driver_error(name, int(code), getattr(code, "name", str(code)), self._words(code), call)
 
     def _words(self, code: Any) -> str:
         failed, words = self.module.cuGetErrorString(code)
         return "the driver failed" if int(failed) != 0 else words.decode(errors="replace")
+
+
+def driver_error(name: str, code: int, word: str, words: str, call: str = "") -> SubletError:
+    """What the driver's function ``name`` answered, as our error. ``word``: the name of the code, or its number;
+    ``words``: what the driver says of it; ``call``: for whom it was called."""
+    message = f"{call}: {words} ({name} said {word})" if call else f"{words} ({name} said {word})"
+    if code == _OUT_OF_MEMORY:
+        return OutOfMemory(
+            message, do="Free something: others on this device, or the driver itself, have the rest of its memory."
+        )
+    if code == _TAKEN:
+        return DeviceTaken(
+            message, call=call, do="End what has the card to itself, or allow more (`nvidia-smi -c DEFAULT`)."
+        )
+    if name == "cuInit":
+        return GpuError(message, call=call, do=_DO_BEGIN.get(code))
+    if word in _LOST:
+        return ContextLost(message, call=call, do=_DO_NEW)
+    return GpuError(message, call=call)
 
 
 def has_bindings() -> bool:

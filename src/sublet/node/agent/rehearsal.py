@@ -3,10 +3,10 @@
     python -m sublet.node.agent.rehearsal GPU-1b4e28ba-…,nvidia0 GPU-…
 
 For each card, a few at a time: the program that cleans it after a lease runs, as a supervisor has it run, and
-overwrites 2 MiB. A process opens the driver twice (NVML and CUDA), writes 2 MiB to the card, reads them back, and looks
-whether NVML lists it under its own pid. Then a small guest of each profile writes and reads there: one of tenant local,
-and, where the card's own device files (named behind its UUID) are here, one behind the walls of other tenants. Nothing
-of the driver's is loaded in this program itself. It writes one ``Rehearsal`` as JSON in a line for each card. The
+overwrites 2 MiB. A process opens the driver twice, by NVML and by CUDA. Then a small guest of each profile, in a
+control group with limits, writes 2 MiB and reads them back: one of tenant local, while which NVML is asked whether it
+lists its pid, and, where the card's own device files (named behind its UUID) are here, one behind the walls of other
+tenants. It writes one ``Rehearsal`` as JSON in a line for each card. The
 office runs it in the environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu``
 shows every step.
 """
@@ -22,22 +22,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from sublet.devices.cuda_driver import (
     LINGERS_S,
     CudaDriver,
     DeviceTaken,
+    driver_error,
     find_device,
-    retain_context,
     uuid_digits,
 )
 from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.nvml import Library, Nvml
+from sublet.node.agent.scope import scope_prefix
 from sublet.values import MIB, TEXT_MAX
-from sublet.wire.cards import NVML, VISIBLE, CardFound, card_environment, device_nodes
+from sublet.wire.cards import NVML, VISIBLE, CardFound, device_nodes
 from sublet.wire.codec import dumps, loads
 from sublet.wire.zygote import finds_packages, python_argv, run_here
 
@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from sublet.wire.orders import Inventory
 
 PROGRAM: Final = "sublet.node.agent.rehearsal"
-WALLED: Final = "sublet.node.sandbox.trial"
+TRIAL: Final = "sublet.node.sandbox.trial"
+"""What starts guests: a program of the node's."""
 CLEANING: Final = "sublet.node.agent.clean_card"
-SPAWN: Final = "sublet.node.processes.spawn"
-"""What starts guests: the node's, and known here by its name alone."""
 PIECE: Final = 2 * MIB
 PATTERN: Final = 0x5A
 REHEARSAL_S: Final = 90.0
@@ -82,7 +81,7 @@ class Rehearsal:
     cuda: int = 0
     """The CUDA version of the driver: 13000."""
     shows_pids: bool = False
-    """Whether NVML listed the program, under the pid that the program knows as its own."""
+    """Whether NVML listed a guest under its pid."""
     compute_mode: int = -1
     persistence: int = -1
     draws: bool = False
@@ -102,7 +101,7 @@ def rehearse(
     driver: Callable[[], CudaDriver] | None = None,
     now_ns: Callable[[], int] = time.monotonic_ns,
 ) -> Rehearsal:
-    """Every step, in order, up to the first that fails."""
+    """What needs no memory of the card: whether both ways to the driver show it, and in which state."""
     # Loaded by the program alone: the office has no use for ctypes.
     from sublet.devices.plain_cuda import open_plain_driver
     from sublet.node.agent.clean_card import AT_REST
@@ -132,46 +131,19 @@ def rehearse(
             did("NVML")
             cuda = driver()
             found = replace(found, cuda=int(cuda("open", "cuDriverGetVersion")))
+            find_device(cuda, card)
             did("CUDA")
-            device = find_device(cuda, card)
-            context = retain_context(cuda, "context", device, 0.0 if others else LINGERS_S)
-            cuda("context", "cuCtxSetCurrent", context)
-            did("context")
-            _write_and_read(cuda)
-            did("memory")
-            pids = {process.pid for process in nvml.read(card).processes}
-            found = replace(found, shows_pids=os.getpid() in pids)
-            did("processes")
         finally:
             nvml.close()
     except SubletError as error:
-        if others and isinstance(error, OutOfMemory | DeviceTaken):
-            return replace(found, steps=tuple(steps), busy=error.message)
         return replace(found, steps=tuple(steps), failed=error.message, do=error.do or "")
     return replace(found, steps=tuple(steps))
-
-
-def _write_and_read(cuda: CudaDriver) -> None:
-    import ctypes
-
-    address = cuda("memory", "cuMemAlloc", PIECE)
-    try:
-        cuda("memory", "cuMemsetD8", address, PATTERN, PIECE)
-        cuda("memory", "cuCtxSynchronize")
-        back = ctypes.create_string_buffer(PIECE)
-        cuda("memory", "cuMemcpyDtoH", ctypes.addressof(back), address, PIECE)
-    finally:
-        cuda.call_or_none("cuMemFree", address)
-    if back.raw != bytes([PATTERN]) * PIECE:
-        raise GpuError(
-            "what was written to its memory was not what was read", call="memory", do="Do not use this card."
-        )
 
 
 # ---- as it is lent: the program that cleans it, and guests ----
 
 GUEST: Final = """
-import ctypes, sys, time
+import ctypes, os, sys, time
 def end(why, status=1):
     print(why, flush=True)
     sys.exit(status)
@@ -180,13 +152,13 @@ def ask(name, *arguments):
     if code:
         text = ctypes.c_char_p()
         cuda.cuGetErrorString(code, ctypes.byref(text))
-        end(f"{name} said {code} ({(text.value or b'?').decode()})", 2 if code in (2, 46) else 1)
+        end(f"{name} {code} {(text.value or b'the driver failed').decode()}", 2)
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError as error:
     end(error)
 card, uuid, context = ctypes.c_int(), ctypes.create_string_buffer(16), ctypes.c_void_p()
-memory, size, until_s = ctypes.c_uint64(), int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
+memory, (size, byte), until_s = ctypes.c_uint64(), map(int, sys.argv[2:4]), time.monotonic() + float(sys.argv[4])
 ask("cuInit", 0)
 ask("cuDeviceGet", ctypes.byref(card), 0)
 ask("cuDeviceGetUuid_v2", uuid, card)
@@ -198,20 +170,35 @@ if not context:
     ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), card)
 ask("cuCtxSetCurrent", context)
 ask("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
-ask("cuMemsetD8_v2", memory, 0x5A, ctypes.c_size_t(size))
+ask("cuMemsetD8_v2", memory, byte, ctypes.c_size_t(size))
 back = ctypes.create_string_buffer(size)
 ask("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(size))
-if back.raw != bytes([0x5A]) * size:
+if back.raw != bytes([byte]) * size:
     end("what was written to its memory was not what was read")
+print("there", os.getpid(), flush=True)
+sys.stdin.read()
 """
-"""A guest that starts at once: it loads no packages, only the driver's library. It exits with 2 if other processes have
-the card, or all of its memory."""
-_TAKEN: Final = 2
+"""A guest that starts at once: it loads no packages, only the driver's library. It stays until its input ends. It exits
+with 2 for an error of the driver's."""
+THERE: Final = b"there "
+NO_NODES: Final = "its device files cannot be found, so it would see no GPU (`nvidia-modprobe -u -c0` makes them)"
+_DRIVERS_ERROR: Final = 2
+_DO_LOOK: Final = "Look whether LD_LIBRARY_PATH leads to the driver's libraries, and who may open /dev/nvidia*."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GuestResult:
+    """What came of a guest."""
+
+    failed: SubletError | None
+    is_taken: bool
+    """Whether it failed because other processes have the card, or all of its memory."""
+    took_ns: int
 
 
 def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
-    """All that happens with a card that is lent. The cleaning comes first, on a card that is at rest: after the other
-    steps it would wait until what they had there is gone. ``nodes``: the card's own device files."""
+    """All that happens with a card that is lent. The cleaning comes first, on a card that is at rest: after guests it
+    would wait until what they had there is gone. ``nodes``: the card's own device files."""
     os.environ.pop(VISIBLE, None)  # a supervisor has none, and guests are given theirs
     cleaned, took_ns = _cleaned(card)
     one = _Try(card, *_forked(card, rehearse))
@@ -231,21 +218,34 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
         do = "What cleans a card runs in the supervisor: it must find there what the office finds (`sublet doctor`)."
         return replace(found, failed=f"it could not be cleaned as after a lease: {why}", do=do)
     found = _with_step(found, "cleaning", took_ns)
-    code = (GUEST, uuid_digits(card), str(PIECE), str(0.0 if found.others else LINGERS_S))
-    status, why, took_ns = _guest(card, (sys.executable, "-I", "-S", "-c", *code))
-    if status == _TAKEN and found.others:
-        return replace(found, busy=why)
-    if status:
-        do = "Look whether LD_LIBRARY_PATH leads to the driver's libraries, and who may open /dev/nvidia*."
-        return replace(found, failed=f"a guest of tenant local could not use it: {why}", do=do)
-    found = _with_step(found, "guest", took_ns)
-    if not device_nodes([nodes]):  # such a guest is refused, with the reason
+    wait_s = 0.0 if found.others else LINGERS_S
+    pids = set[int]()
+
+    def watch(pid: int) -> None:
+        nvml = Nvml.open()
+        try:
+            pids.update({pid} & {process.pid for process in nvml.read(card).processes})
+        finally:
+            nvml.close()
+
+    try:
+        guest = _guest(card, "local", nodes, wait_s, watch)
+    except SubletError as error:
+        return replace(found, failed=error.message, do=error.do or "")
+    if guest.failed is not None and guest.is_taken and found.others:
+        return replace(found, busy=f"a guest of tenant local found it taken: {guest.failed.message}")
+    if guest.failed is not None:
+        failed = f"a guest of tenant local could not use it: {guest.failed.message}"
+        return replace(found, failed=failed, do=guest.failed.do or _DO_LOOK)
+    found = replace(_with_step(found, "guest", guest.took_ns), shows_pids=bool(pids))
+    if not device_nodes([nodes]):
+        return replace(found, walled=NO_NODES)
+    guest = _guest(card, "tenant", nodes, wait_s)
+    if guest.is_taken and found.others:
         return found
-    argv = python_argv(sys.executable, WALLED, card, ",".join(nodes), *code)
-    status, why, took_ns = _guest(card, argv)
-    if status == _TAKEN and found.others:
-        return found
-    return replace(found, walled=why) if status else _with_step(found, "guest of a tenant", took_ns)
+    if guest.failed is not None:
+        return replace(found, walled=guest.failed.message)
+    return _with_step(found, "guest of a tenant", guest.took_ns)
 
 
 def _with_step(found: Rehearsal, name: str, took_ns: int) -> Rehearsal:
@@ -277,13 +277,45 @@ def _cleaned(card: str) -> tuple[CardFound, int]:
     return cleaned, time.monotonic_ns() - began_ns
 
 
-def _guest(card: str, argv: Sequence[str]) -> tuple[int, str, int]:
-    """The exit status of a guest with this card, what it said, and how long it took."""
+def _guest(
+    card: str, profile: str, nodes: Sequence[str], wait_s: float, watch: Callable[[int], None] | None = None
+) -> _GuestResult:
+    """A guest of this profile with this card, which is begun like a supervisor's. ``wait_s``: for so long others may
+    still have the card. ``watch`` is told its pid while it has memory there."""
     began_ns = time.monotonic_ns()
-    env = dict(os.environ)
-    run: Callable[..., tuple[int, str]] = import_module(SPAWN).run_to_end
-    code, why = run(argv, env | card_environment({card: PIECE}, env))
-    return code, why or f"it ended with {_exit_in_words(code)}", time.monotonic_ns() - began_ns
+    words = (card, ",".join(nodes), GUEST, uuid_digits(card), str(PIECE), str(PATTERN), str(wait_s))
+    argv = python_argv(sys.executable, TRIAL, "--guest", profile, str(os.getpid()), *words, options=("-I", "-S"))
+    scope = scope_prefix(os.environ)
+    status, said = _run_to_end([*scope, *argv], watch)
+    if scope and status and not said:  # perhaps it was never begun: no scope to be had
+        status, said = _run_to_end(argv, watch)
+    failed, is_taken = None, False
+    if status == _DRIVERS_ERROR:
+        name, code, in_words = said.split(" ", 2)
+        failed = driver_error(name, int(code), code, in_words)
+        is_taken = isinstance(failed, OutOfMemory | DeviceTaken)
+    elif status:
+        failed = GpuError(said or f"it ended with {_exit_in_words(status)}", call="guest", do=_DO_LOOK)
+    return _GuestResult(failed=failed, is_taken=is_taken, took_ns=time.monotonic_ns() - began_ns)
+
+
+def _run_to_end(argv: Sequence[str], watch: Callable[[int], None] | None) -> tuple[int, str]:
+    """The exit status of a program, and what it said last."""
+    (their_in, our_in), (our_out, their_out) = os.pipe(), os.pipe()
+    streams = [(os.POSIX_SPAWN_DUP2, their_in, 0), (os.POSIX_SPAWN_DUP2, their_out, 1)]
+    pid = os.posix_spawn(argv[0], list(argv), os.environ, file_actions=streams)
+    os.close(their_in)
+    os.close(their_out)
+    with os.fdopen(our_out, "rb") as file:
+        try:
+            said = file.readline()
+            if said.startswith(THERE) and watch is not None:
+                watch(int(said.removeprefix(THERE)))
+        finally:
+            os.close(our_in)
+            said += file.read()
+            _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), said.decode(errors="replace").strip()
 
 
 def _read_to_end(reading: int, pid: int) -> tuple[bytes, int]:
@@ -457,7 +489,6 @@ def main(arguments: list[str]) -> int:
     """The program."""
     import sublet.node.agent.clean_card  # noqa: F401 - once for all of them
 
-    import_module(SPAWN)
     if not finds_packages(NVML) and sys.flags.no_site:  # as in a supervisor; with ``site`` too each card is told so
         argv = python_argv(sys.executable, PROGRAM, *arguments)
         os.execv(argv[0], argv)

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import gc
 import os
-import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
@@ -124,42 +123,6 @@ def read_failure(failure: int, subject: str) -> SpawnFailed | None:
         return None
     step, _, number = said.decode("utf-8", "replace").partition("\0")
     return SpawnFailed(step, int(number) if number.isdecimal() else 0, subject)  # a guest may have written it
-
-
-def run_to_end(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-    """Start a command as a guest of tenant local is started, and wait for its end: its exit status and what it wrote,
-    or why it could not be started."""
-    reading, writing = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
-
-    def take_stdio() -> None:
-        for number, fd in enumerate((null, writing, null)):
-            os.dup2(fd, number)
-
-    child = spawn(
-        SpawnPlan(
-            take_stdio=take_stdio,
-            join=(),
-            limit=lambda: None,
-            enter=lambda parent: parent,
-            cwd="/",
-            umask=0o022,
-            argv=argv,
-            env=env,
-        )
-    )
-    for fd in (writing, null, child.pidfd):
-        os.close(fd)
-    child.let_run()
-    poll = select.poll()
-    poll.register(child.failure)
-    poll.poll()  # until it runs, or could not
-    failure = read_failure(child.failure, "it")
-    os.close(child.failure)
-    with os.fdopen(reading, "rb") as file:
-        said = file.read().decode("utf-8", "replace").strip()
-    _, status = os.waitpid(child.pid, 0)
-    return os.waitstatus_to_exitcode(status), said if failure is None else str(failure)
 
 
 def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
