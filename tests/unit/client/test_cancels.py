@@ -268,3 +268,16 @@ def test_a_close_that_its_loop_did_not_finish_is_finished_in_another(office: Off
     helper.fabric.close()
     del closing
     gc.collect()
+
+
+def test_what_a_loop_held_when_it_ended_is_given_back_while_the_program_goes_on(office: OfficeThread) -> None:
+    """By a thread: the lease was neither released nor dropped, and no task renews it any more."""
+    helper, fabric = Helper(office), fabric_of(office)
+
+    async def main() -> sublet.aio.Lease:
+        return await fabric.memory("1MiB", renew="always")
+
+    lease = asyncio.run(main())
+    assert look(office, helper) == []
+    assert lease.end is not None
+    helper.fabric.close()

@@ -17,9 +17,9 @@ from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import CgroupFiles, CgroupPlace
 from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.guest_records import GuestNote, GuestRecords
-from sublet.node.processes.procs import ProcessInstance, Procs
+from sublet.node.processes.procs import ProcessInstance, Procs, Table
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
-from sublet.node.supervisor.recovery import Predecessor
+from sublet.node.supervisor.recovery import Predecessor, Sweep
 from sublet.values import GIB, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import Profile
 from sublet.wire.orders import Device, Part
@@ -42,8 +42,15 @@ class Kernel(Procs):
     def __init__(self) -> None:
         super().__init__()
         self.obeys = False
+        self.looks = 0
+        self.sent: list[tuple[int, int]] = []
+
+    def table(self) -> Table:
+        self.looks += 1
+        return super().table()
 
     def send(self, identity: ProcessInstance, number: int) -> bool:
+        self.sent.append((identity.pid, number))
         return super().send(identity, number) if self.obeys else False
 
 
@@ -274,13 +281,18 @@ def test_what_only_a_group_tells_of_has_what_its_note_says_and_without_one_every
     assert not os.path.exists(tmp_path / "notes" / "g-1.note")
 
 
-def test_a_group_that_does_not_go_at_once_goes_later_though_nobody_asks(tmp_path: Path) -> None:
-    """Its processes are gone, and its lease is forgotten: no question of an office would have it tried again."""
+def test_a_group_that_does_not_go_at_once_goes_later_though_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are gone, and its lease is forgotten: no question of an office would have it tried again. What was
+    put into it meanwhile is ended. No process is looked for any more: the number of a session may be a stranger's."""
     (tmp_path / "leases").mkdir()
-    files, acts = Slow(10**6), list[Callable[[], object]]()
+    files, acts, kernel = Slow(10**6), list[Callable[[], object]](), Kernel()
     groups = groups_of_dead(tmp_path / "cg", files)
+    killed: list[str] = []
+    monkeypatch.setattr(ControlGroup, "kill", lambda group: killed.append(os.path.basename(group.name)))
     Predecessor(
-        procs=Procs(),
+        procs=kernel,
         groups=groups,
         notes=GuestRecords(str(tmp_path / "notes")),
         leases=str(tmp_path / "leases"),
@@ -288,8 +300,12 @@ def test_a_group_that_does_not_go_at_once_goes_later_though_nobody_asks(tmp_path
         later=acts.append,
     )
     (act,) = acts
+    assert "g-1" in killed
+    killed.clear()
+    kernel.looks = 0
     with pytest.raises(OSError, match="left"):  # so it is called again
         act()
+    assert (killed, kernel.looks) == (["g-1"], 0)
     files.times = 0
     act()
     assert list((tmp_path / "cg" / f"sublet-{OFFICE}").iterdir()) == []
@@ -309,3 +325,30 @@ def test_groups_that_cannot_be_looked_for_are_not_taken_for_gone(tmp_path: Path)
             leases=str(tmp_path / "leases"),
             clock=HeldClock(),
         )
+
+
+def test_what_is_left_is_stopped_before_it_is_killed(tmp_path: Path) -> None:
+    """Else it could start others while it is looked at, one after another."""
+    kernel = Kernel()
+    with orphan(**{OFFICE_MARK: OFFICE, LEASE_MARK: A}) as one, orphan(**{OFFICE_MARK: OFFICE, LEASE_MARK: B}) as two:
+        assert not Sweep(kernel, groups_of_dead(tmp_path, Slow())).again()
+        assert sorted(kernel.sent[:2]) == sorted((pid, signal.SIGSTOP) for pid in (one, two))
+        assert sorted(kernel.sent[2:]) == sorted((pid, signal.SIGKILL) for pid in (one, two))
+
+
+def test_the_office_and_what_it_has_started_are_spared_though_a_guest_started_them(tmp_path: Path) -> None:
+    """They have the marks of that guest in their environment."""
+    marks = {OFFICE_MARK: OFFICE, LEASE_MARK: A}
+    start = ["/bin/sh", "-c", "/bin/sleep 1000 & echo $!; exec /bin/sleep 1000"]
+    office = subprocess.Popen(start, env=marks, stdout=subprocess.PIPE, text=True)
+    assert office.stdout is not None
+    child = int(office.stdout.readline())
+    try:
+        with orphan(**marks) as left:
+            sweep = Sweep(Kernel(), groups_of_dead(tmp_path, Slow()), me=os.getpid() + 1, spare={office.pid})
+            sweep.again()
+            assert {one.pid for one in sweep.found[A]} == {left}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        office.kill()
+        office.communicate()

@@ -18,7 +18,16 @@ from sublet.office.ledger.budgets import money, prices_record, standing_now
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.fold_spending import CREDITS_REMEMBERED
 from sublet.office.ledger.ledger import Ledger
-from sublet.office.ledger.records import BudgetRecord, GroupRecord, HeldRecord, LeaseRecord, Now, SpentRecord
+from sublet.office.ledger.records import (
+    BudgetRecord,
+    GroupRecord,
+    HeldRecord,
+    LeaseRecord,
+    Now,
+    ReservationRecord,
+    Span,
+    SpentRecord,
+)
 from sublet.office.ledger.spending import add_past, standing, window_of
 from sublet.office.ledger.state import State
 from sublet.values import (
@@ -31,6 +40,7 @@ from sublet.values import (
     LeaseId,
     NodeId,
     RequestId,
+    ReservationId,
     Suspend,
     TenantId,
     Tier,
@@ -373,6 +383,75 @@ def test_spot_has_the_notice_of_spot() -> None:
     bench.wait(36 + 5)
     assert lease.end is not None
     assert lease.end.reason is EndReason.BUDGET
+
+
+def test_a_budget_that_is_used_up_from_the_first_moment_of_each_day_refuses_on_each_of_them() -> None:
+    bench = Bench()
+    budget(bench, 0, per="day")
+    for _ in range(3):
+        assert bench.refused(tenant=ANN).code == "quota"
+        bench.wait(DAY)
+
+
+def test_a_notice_that_is_not_of_this_budget_stays_as_it_is() -> None:
+    """Of a drain, or of another budget, which is changed or removed while this one is used up."""
+    bench = Bench(gpus=2)
+    budget(bench, 1)
+    lease = held(bench)
+    bench.do(cmd.Drain(node=NodeId("n1"), notice_ns=seconds(2 * HOUR)))
+    told = lease.notice
+    credit(bench, 0.5)
+    assert told is not None
+    assert (status(lease), lease.notice) == (LeaseStatus.NOTICED, told)
+
+    bench = Bench()
+    budget(bench, 0.01)
+    budget(bench, 5, per="day")
+    lease = held(bench)
+    bench.wait(40)
+    told = lease.notice
+    assert told is not None
+    credit(bench, 0.5, per="day")
+    assert lease.notice == told
+    bench.do(cmd.RemoveBudget(tenant=ANN, per=BudgetWindow.DAY))
+    assert (status(lease), lease.notice) == (LeaseStatus.NOTICED, told)
+
+
+def test_a_notice_that_a_reservation_gave_is_not_drawn_forward() -> None:
+    """Another group is to have its device then, and the holder was told how long it has."""
+    bench = Bench()
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    start_ns = bench.now.wall_ns + seconds(100)
+    span = Span(start_ns=start_ns, end_ns=start_ns + seconds(HOUR))
+    record = ReservationRecord(id=ReservationId("lab"), group=COURSE, gpus=1, spans=(span,))
+    bench.do(cmd.SetReservation(reservation=record))
+    budget(bench, 15 / HOUR)
+    lease = held(bench, tier=Tier.SPOT)
+    bench.wait(12)
+    told = lease.notice
+    assert told is not None
+    assert told.reservation == "lab"
+    bench.wait(5)
+    assert levels(bench)[-1] == "used_up"
+    assert lease.notice == told
+
+
+def test_another_amount_does_not_forget_what_was_used() -> None:
+    bench = Bench()
+    budget(bench, 1)
+    held(bench)
+    bench.wait(100)
+    before = used(bench)
+    budget(bench, 2)
+    assert used(bench) == before > 0
+
+
+def test_priority_alone_may_be_what_costs() -> None:
+    bench = Bench(gpus=2)
+    bench.do(cmd.SetPrices(prices=prices_record(Rates(gpu=0, priority=CREDIT))))
+    budget(bench, 0)
+    bench.granted(tenant=ANN)
+    assert bench.refused(tenant=ANN, pays_priority=True).code == "quota"
 
 
 def test_what_costs_nothing_needs_no_budget() -> None:

@@ -517,6 +517,26 @@ def test_instants_that_are_worked_out_anew_replace_the_old_ones_and_nothing_else
     assert len(began(bench)) == 2
 
 
+def test_a_reservation_that_is_over_before_a_notice_for_it_has_ended_spares_the_lease() -> None:
+    bench = office(gpus=1)
+    lease = busy(bench, BEN)
+    at_s = bench.now.ns / seconds(1)
+    reserve(bench, gpus=1, start_s=at_s + 1, end_s=at_s + 10)
+    assert status(lease) is LeaseStatus.NOTICED
+    bench.wait(11)
+    assert status(lease) is LeaseStatus.ACTIVE
+
+
+def test_a_reservation_that_is_shorter_than_what_is_kept_from_lending_is_over_at_its_end() -> None:
+    bench = office(gpus=1)
+    reserve(bench, gpus=1, end_s=START + KEEP / 2)
+    bench.wait(START - 1000 + KEEP / 2 - 1)
+    waiting = bench.queued(gpu(8), tenant=BEN)
+    bench.wait(1)
+    assert status(waiting) is LeaseStatus.GRANTED
+    assert kept(bench) == []
+
+
 def test_a_thousand_requests_of_others_do_not_touch_what_is_reserved() -> None:
     """Requests for many leases, offers and whole batches see the same rooms as one request."""
     bench = office(gpus=3)
