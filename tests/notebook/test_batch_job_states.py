@@ -21,6 +21,7 @@ from sublet.cli import main
 from sublet.cli.declare import UsageError
 from sublet.cli.nb import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
+from sublet.notebook.batch import jobs
 from sublet.notebook.batch.job_options import JobLeaseOptions, cell_options, from_cell, in_words, read_options
 from sublet.notebook.batch.job_states import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job
@@ -367,3 +368,28 @@ def test_only_so_many_run_at_once_and_the_oldest_goes_first(home: Path) -> None:
         assert turns[-1].come()
     for turn in turns:
         turn.over()
+
+
+def test_a_job_that_has_its_turn_is_not_waited_for_and_one_that_waits_again_is(home: Path) -> None:
+    """The one has not said yet that it runs; the other was interrupted in its turn, and was here before."""
+    first, later = Turn(a_job()), Turn(a_job())
+    with find_job("1").taken():
+        assert first.come()
+        assert later.come()
+        later.over()
+        first.over()
+        assert not later.come()
+        assert later.ahead == 1
+
+
+def test_a_job_that_is_over_stays_while_its_runner_has_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still be about to write what it came to."""
+    monkeypatch.setattr(jobs, "KEPT_MAX", 0)
+    job = a_job()
+    job.write(after(job.record(), Happening.STOPPED))
+    with job.taken():
+        a_job()
+        assert find_job("1").record().is_over
+    a_job()
+    with pytest.raises(NotFound):
+        find_job("1")

@@ -36,6 +36,16 @@ def test_names_of_ours_are_told_from_others(home: Path) -> None:
     assert next(entry.nbytes for entry in found if entry.name == "journal.db") >= 5000
 
 
+def test_what_is_mounted_is_counted_by_its_image_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says it removes is then what the disk has more."""
+    mounted = home / "blocks" / "mounted"
+    mounted.mkdir()
+    (mounted / "file").write_bytes(b"x" * 1_000_000)
+    device = purging._device
+    monkeypatch.setattr(purging, "_device", lambda path: -2 if path == str(mounted) else device(path))
+    assert next(entry.nbytes for entry in entries(home) if entry.name == "blocks") < 1_000_000
+
+
 def test_no_program_can_start_an_office_from_before_the_end_of_this_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,14 +12,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
 from sublet.errors import NotFound
-from sublet.guest.served import SCHEMA, Out
+from sublet.guest import served as served_module
+from sublet.guest.served import HEAD_MAX, SCHEMA, LoadedProgram, Out, Unfit, _head_of, _Open
 from sublet.state.checkpoints.durable import Durable
 from sublet.wire.served import FROM_PROGRAM, WINDOW, ServedFrame, ServedFrameKind, ServedFrameReader, encode, with_head
 
@@ -339,3 +342,100 @@ def test_frames_of_many_threads_are_whole_and_in_order_where_the_pipe_is_full() 
     finally:
         os.close(reads)
         os.close(writes)
+
+
+# ---- in this process
+
+
+@contextlib.contextmanager
+def loaded(folder: Path) -> Iterator[tuple[LoadedProgram, Callable[[], list[ServedFrame]]]]:
+    """A program without a source, and what it has said so far."""
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    reader = ServedFrameReader(FROM_PROGRAM)
+
+    def said() -> list[ServedFrame]:
+        try:
+            return list(reader.feed(os.read(reads, 1 << 16)))
+        except BlockingIOError:
+            return []
+
+    try:
+        yield LoadedProgram(writes, lambda: str(folder)), said
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def test_it_saves_once_however_often_it_is_told_to_leave(tmp_path: Path) -> None:
+    saves: list[int] = []
+    with loaded(tmp_path / "volume") as (program, said):
+        program._module.save = lambda: saves.append(1) or b"state"  # type: ignore[attr-defined]
+        program._is_loaded = True
+        program.leave()
+        program.leave()
+        assert [frame.kind for frame in said()] == [K.LEAVING]
+    assert saves == [1]
+
+
+def test_what_is_kept_is_not_replaced_by_a_program_that_was_told_to_leave_as_it_was_loaded(tmp_path: Path) -> None:
+    """It has not been given what it saved before, so what it has now is nothing."""
+    with loaded(tmp_path / "volume") as (program, said):
+        program._module.save = lambda: b"empty"  # type: ignore[attr-defined]
+        program.leave()
+        (frame,) = said()
+        assert json.loads(frame.body) == {"message": ""}
+    assert not (tmp_path / "volume").exists()
+
+
+def test_a_save_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_module, "STATE_MAX", 3)
+    with loaded(tmp_path / "volume") as (program, said):
+        program._module.save = lambda: b"four"  # type: ignore[attr-defined]
+        program._is_loaded = True
+        program.leave()
+        (frame,) = said()
+        assert "returned 4 bytes, and 3 is the most" in json.loads(frame.body)["message"]
+    assert not (tmp_path / "volume").exists()
+
+
+def test_the_headers_of_an_answer_are_bounded() -> None:
+    """They go out in one frame, and a larger one would end the connection of all requests."""
+    assert _head_of(1, 200, [("x", "y" * (HEAD_MAX // 2))])
+    with pytest.raises(Unfit, match="take more than"):
+        _head_of(1, 200, [("x", "y" * HEAD_MAX)])
+
+
+def test_credit_that_does_not_suffice_is_not_used_up() -> None:
+    request = _Open(credit=5)
+    assert not request.takes_now(10)
+    request.give(5)
+    assert request.takes_now(10)
+
+
+def test_an_application_that_listens_for_more_waits_until_its_answer_is_done(tmp_path: Path) -> None:
+    """As frameworks do to hear that nothing reads the answer any more; a second body would be a second request."""
+    heard: list[object] = []
+
+    async def app(scope: object, receive: Any, send: object) -> None:
+        heard.append(await receive())
+        more = asyncio.ensure_future(receive())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        heard.append(more.done())
+        more.cancel()
+
+    with loaded(tmp_path) as (program, _):
+        program._module.app = app  # type: ignore[attr-defined]
+        program._open[1] = _Open()
+        head = {"method": "GET", "path": "/", "query": "", "headers": []}
+        asyncio.run(program._asgi(1, head, b"body", lambda *_: None))
+    assert heard == [{"type": "http.request", "body": b"body", "more_body": False}, False]
+
+
+def test_a_pipe_that_has_taken_all_is_watched_no_more(tmp_path: Path) -> None:
+    """Else the loop would wake up for it again and again."""
+    unwatched: list[int] = []
+    with loaded(tmp_path) as (program, _):
+        program._write_rest(SimpleNamespace(remove_writer=unwatched.append))  # type: ignore[arg-type]
+        assert unwatched == [program._out.fd]

@@ -314,11 +314,12 @@ def test_an_old_step_is_a_duplicate_long_after_its_state_is_gone(world: World) -
 def test_what_is_completed_is_forgotten_in_time_and_still_not_done_again(world: World) -> None:
     """A store has room for so many keys, and a job has more steps."""
     program = world.program(1)
-    for step in (1, TIDY_EVERY - 1, 2 * TIDY_EVERY):
+    for step in (1, TIDY_EVERY - 1, 2 * TIDY_EVERY - 1, 2 * TIDY_EVERY):
         program.step(step)
     assert program.idempotency.peek(batch(1).key) is None
+    assert program.step(2 * TIDY_EVERY - 1) == Duplicate(JOB, 2 * TIDY_EVERY - 1, 3), "a late one is answered in full"
     assert program.step(1) == Duplicate(JOB, 1, None)
-    assert program.step(2 * TIDY_EVERY) == Duplicate(JOB, 2 * TIDY_EVERY, 3)
+    assert program.step(2 * TIDY_EVERY) == Duplicate(JOB, 2 * TIDY_EVERY, 4)
 
 
 def test_a_checkpoint_that_lost_a_completed_step_is_not_gone_on_from(world: World) -> None:
@@ -331,6 +332,37 @@ def test_a_checkpoint_that_lost_a_completed_step_is_not_gone_on_from(world: Worl
         stray.step(1)
     assert stray.device.sessions == 0
     elsewhere.close()
+
+
+def test_a_step_that_another_program_saved_between_two_looks_is_done(world: World) -> None:
+    """It was not saved when the checkpoint was opened, and completed when it was to be reserved. One more look tells
+    that from replicas that lost it."""
+    other, program = world.program(1), world.program(1)
+    reserve = program.idempotency.reserve
+
+    def late(*args: Any, **facts: Any) -> Any:
+        other.step(1)
+        return reserve(*args, **facts)
+
+    program.idempotency.reserve = late  # type: ignore[method-assign]
+    assert program.step(1) == Duplicate(JOB, 1, 1)
+    assert program.device.sessions == 0
+
+
+def test_a_step_goes_on_from_nothing_but_what_the_opening_found(world: World) -> None:
+    """Another program may have adopted the checkpoint and saved under the same number since."""
+    program = world.program(1)
+    program.step(1)
+    load = program.checkpoint.load
+
+    def other(name: str, version: int | None = None) -> Any:
+        found = load(name, version)
+        assert found is not None
+        return SimpleNamespace(data=found.data, save=SimpleNamespace(hash="of something else"))
+
+    program.checkpoint.load = other  # type: ignore[method-assign]
+    with pytest.raises(VersionConflict, match="written by others"):
+        program.step(2)
 
 
 @pytest.mark.parametrize(
