@@ -393,3 +393,10 @@ def test_a_job_that_is_over_stays_while_its_runner_has_it(home: Path, monkeypatc
     a_job()
     with pytest.raises(NotFound):
         find_job("1")
+
+
+def test_a_job_whose_maker_was_interrupted_is_none(home: Path) -> None:
+    job = a_job()
+    (job.folder.parent / "2").mkdir()
+    assert [one.id for one in all_jobs()] == ["1"]
+    assert a_job().id == "3", "its number is not used again"

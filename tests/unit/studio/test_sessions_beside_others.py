@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import CapacityExceeded, Disconnected
-from sublet.studio.records import Asked, Entry, Granted, LeaseRecord, ProcessIdentity, Record, Terms
-from sublet.studio.sessions import Asking, Seen, Sessions
+from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, NotFound
+from sublet.studio.records import (
+    Accepted,
+    Asked,
+    Entry,
+    Granted,
+    LeaseRecord,
+    Moved,
+    Offered,
+    ProcessIdentity,
+    Record,
+    Started,
+    Terms,
+)
+from sublet.studio.sessions import Asking, NameTaken, Seen, Sessions, WouldBeLost
 from sublet.studio.states import SessionState
 from sublet.values import GIB
 
@@ -207,3 +219,75 @@ def test_a_refusal_is_not_recorded_once_another_program_asks(world: World) -> No
         world.sessions.acquire(IDENT)
     session = world.sessions.find(IDENT)
     assert (session.state, session.by) == (SessionState.WAITING, OTHER)
+
+
+# ---- records of programs elsewhere
+
+
+def test_a_program_elsewhere_records_nothing_that_this_one_would_not(world: World) -> None:
+    """Neither a second session of a name, nor one record in the place of another."""
+    started = Started(name="thesis", terms=Terms(vram=GIB, ttl_s=300.0))
+    with pytest.raises(NameTaken):
+        world.sessions.add(Entry(seq=2, session="s-000000000002", at_ns=5, record=started))
+    assert not world.sessions.add(Entry(seq=1, session=IDENT, at_ns=5, record=Asked(by=OTHER)))
+    assert world.sessions.add(Entry(seq=2, session=IDENT, at_ns=5, record=Asked(by=OTHER)))
+    assert world.state() is SessionState.WAITING
+
+
+def test_a_program_that_may_change_one_session_changes_no_other(world: World) -> None:
+    """Its token is of that session. It numbers its records as if there were no others."""
+    other = "s-000000000002"
+    world.sessions._new_id = lambda: other
+    world.sessions.start("other", Terms(vram=GIB, ttl_s=300.0))
+    with pytest.raises(NotFound):
+        world.sessions.add(Entry(seq=2, session=other, at_ns=5, record=Asked(by=OTHER)), only=IDENT)
+    with pytest.raises(NotFound):
+        world.sessions.add(Entry(seq=1, session="s-00000000000f", at_ns=5, record=Asked(by=OTHER)), only=other)
+    assert not world.sessions.add(Entry(seq=3, session=IDENT, at_ns=5, record=Asked(by=OTHER)), only=IDENT)
+    assert world.sessions.add(Entry(seq=2, session=IDENT, at_ns=5, record=Asked(by=OTHER)), only=IDENT)
+    assert [entry.seq for entry in world.store.entries] == [1, 2, 3]
+    assert world.sessions.find(other).state is SessionState.RESTING
+
+
+# ---- leases that change hands, and offers
+
+
+def test_a_lease_that_is_set_down_is_the_next_programs(world: World) -> None:
+    held = world.sessions.acquire(IDENT)
+    world.sessions.set_down(IDENT, held)
+    assert world.office.left == [held]
+    lease = world.sessions.find(IDENT).lease
+    assert lease is not None
+    assert lease.holder is None
+
+
+def test_a_lease_that_another_program_has_taken_over_is_not_set_down_for_it(world: World) -> None:
+    held = world.sessions.acquire(IDENT)
+    moved = Moved(lease=world.granted(held, OTHER).lease, tenant="local")
+    world.store.of_another(moved)
+    world.sessions.set_down(IDENT, held)
+    lease = world.sessions.find(IDENT).lease
+    assert lease is not None
+    assert lease.holder == OTHER
+
+
+def test_an_offer_that_was_accepted_is_not_declined_though_its_time_is_over(world: World) -> None:
+    """Who asked takes it; that it is late is for the office to say. One that nobody accepted has run out."""
+    world.store.of_another(Asked(by=OTHER))
+    world.store.of_another(Offered(offered=1, asked=2, valid_s=1.0, until_ns=4))
+    for answer in (world.sessions.accept, world.sessions.decline):
+        with pytest.raises(InvalidRequest, match="has run out"):
+            answer(IDENT)
+    world.store.of_another(Accepted())
+    world.sessions.accept(IDENT)
+    with pytest.raises(InvalidRequest, match="was accepted"):
+        world.sessions.decline(IDENT)
+    assert world.state() is SessionState.OFFERED
+
+
+def test_a_session_with_a_suspended_program_is_not_ended_unasked(world: World) -> None:
+    """What is in its memory would be lost, though it has no GPU and runs nothing."""
+    world.office.held("l-9", is_parked=True)
+    with pytest.raises(WouldBeLost):
+        world.sessions.end(IDENT)
+    assert world.state() is SessionState.RESTING

@@ -11,7 +11,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.answers import Done, Granted
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.ledger import Ledger
@@ -515,6 +515,23 @@ def test_instants_that_are_worked_out_anew_replace_the_old_ones_and_nothing_else
     bench.wait(9050 - 1000)
     assert len(kept(bench)) == 1
     assert len(began(bench)) == 2
+
+
+def test_times_that_follow_one_another_at_once_are_two_times_of_one_reservation() -> None:
+    bench = office()
+    spans = (span(bench), span(bench, start_s=END, end_s=END + 100))
+    record = ReservationRecord(id=LAB_HOUR, group=COURSE, gpus=2, spans=spans)
+    assert isinstance(bench.do(cmd.SetReservation(reservation=record)).answer, Done)
+
+
+def test_times_that_are_past_take_nothing_from_new_reservations() -> None:
+    bench = office(gpus=2)
+    spans = (span(bench), span(bench, start_s=END + 1000, end_s=END + 2000))
+    bench.do(cmd.SetReservation(reservation=ReservationRecord(id=LAB_HOUR, group=COURSE, gpus=2, spans=spans)))
+    bench.wait(END - 1000 + 10)
+    long = (span(bench, start_s=END + 20, end_s=END + 900),)
+    record = ReservationRecord(id=ReservationId("other"), group=LAB, gpus=2, spans=long)
+    assert isinstance(bench.do(cmd.SetReservation(reservation=record)).answer, Done)
 
 
 def test_a_reservation_that_is_over_before_a_notice_for_it_has_ended_spares_the_lease() -> None:
