@@ -21,9 +21,18 @@ import pytest
 
 from sublet.errors import NotFound
 from sublet.guest import served as served_module
-from sublet.guest.served import HEAD_MAX, SCHEMA, LoadedProgram, Out, Unfit, _head_of, _Open
+from sublet.guest.served import SCHEMA, LoadedProgram, Out, Unfit, _head_of, _Open
 from sublet.state.checkpoints.durable import Durable
-from sublet.wire.served import FROM_PROGRAM, WINDOW, ServedFrame, ServedFrameKind, ServedFrameReader, encode, with_head
+from sublet.wire.served import (
+    FROM_PROGRAM,
+    HEAD_MAX,
+    WINDOW,
+    ServedFrame,
+    ServedFrameKind,
+    ServedFrameReader,
+    encode,
+    with_head,
+)
 
 K: Final = ServedFrameKind
 HANDLERS: Final = """
@@ -368,14 +377,19 @@ def loaded(folder: Path) -> Iterator[tuple[LoadedProgram, Callable[[], list[Serv
 
 
 def test_it_saves_once_however_often_it_is_told_to_leave(tmp_path: Path) -> None:
-    saves: list[int] = []
+    saves: list[bytes] = []
+
+    def save() -> bytes:
+        saves.append(b"state")
+        return b"state"
+
     with loaded(tmp_path / "volume") as (program, said):
-        program._module.save = lambda: saves.append(1) or b"state"  # type: ignore[attr-defined]
+        program._module.save = save  # type: ignore[attr-defined]
         program._is_loaded = True
         program.leave()
         program.leave()
         assert [frame.kind for frame in said()] == [K.LEAVING]
-    assert saves == [1]
+    assert saves == [b"state"]
 
 
 def test_what_is_kept_is_not_replaced_by_a_program_that_was_told_to_leave_as_it_was_loaded(tmp_path: Path) -> None:

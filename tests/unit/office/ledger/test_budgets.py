@@ -444,6 +444,9 @@ def test_another_amount_does_not_forget_what_was_used() -> None:
     before = used(bench)
     budget(bench, 2)
     assert used(bench) == before > 0
+    told = list(bench.events)
+    budget(bench, 2)
+    assert bench.events == told, "nothing is written where nothing changes"
 
 
 def test_priority_alone_may_be_what_costs() -> None:
