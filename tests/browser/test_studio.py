@@ -24,7 +24,7 @@ import sublet
 from sublet.studio.hub_api import Handshake
 from sublet.studio.office import sessions_folder
 from sublet.studio.people import HUB_LABEL
-from sublet.studio.plan import Plan, Queue, save_plan
+from sublet.studio.plan import CoursePlan, Queue, save_plan
 from tests.browser.lab import PATIENCE_MS, PICTURES, Page, browser, cells_in, keep_quiet
 from tests.integration.hub_stage import (
     HUB_NEEDS,
@@ -749,7 +749,7 @@ def test_a_teacher_at_the_page_of_the_course(studio: StudioStage, visit: Visit) 
     assert ask("POST", "/v1/reservations", reserved).status == 201
     lines = [Queue(gpus=8, at_once=0.991, median_s=0, p95_s=70, longest=9)]
     lines.append(Queue(gpus=7, at_once=0.94, median_s=0, p95_s=310, longest=31))
-    plan = Plan(made_at="2026-03-01T10:00:00Z", now=lines[0], less=lines[1])
+    plan = CoursePlan(made_at="2026-03-01T10:00:00Z", now=lines[0], less=lines[1])
     save_plan(sessions_folder(str(studio.home)), "ml2", plan)
     members = [studio.member(name, "class") for name in ("hal", "ida", "jon")]
     teacher = studio.member("tea", "physics")

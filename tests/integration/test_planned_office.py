@@ -17,7 +17,7 @@ import pytest
 from sublet import Lease
 from sublet.client.guests import Output
 from sublet.simulate.find import Goal, Point, find
-from sublet.simulate.replay import Costs, Hardware, Replay, Rules
+from sublet.simulate.replay import Costs, Replay, ReplayHardware, Rules
 from sublet.simulate.results import Result
 from sublet.simulate.workload import WorkloadSession, course, generate, parse_lab, resample
 from sublet.values import NS_PER_S
@@ -125,7 +125,7 @@ class Planned:
         return Point(gpus, tuple(self._run(gpus, seed).start_within(IN_TIME_NS) for seed in SEEDS))
 
     def _run(self, gpus: int, seed: int) -> Result:
-        hardware, rules = Hardware(gpus=gpus, vram_gib=1.0), Rules(policy=hurried())
+        hardware, rules = ReplayHardware(gpus=gpus, vram_gib=1.0), Rules(policy=hurried())
         return Replay(self.workload(seed), hardware, rules=rules, costs=self._costs).run()
 
     def check(self, folder: Path, gpus: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sublet.errors import SubletError
 from sublet.notebook import groups, guest_side
-from sublet.notebook.lookups import looked_up
+from sublet.notebook.lookups import possible_lookups
 from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.namespace_sync import BESIDE, NOTEBOOK, Outgoing, Space
 from sublet.notebook.reading import read_cell
@@ -161,7 +161,7 @@ class Notebook:
         with self.at_home():
             reading = read_cell(source)
             reads = self.space.visible() if reading.opaque else reading.reads
-            maybe = frozenset() if reading.opaque else looked_up(reading.lookups, reads, self.names)
+            maybe = frozenset() if reading.opaque else possible_lookups(reading.lookups, reads, self.names)
             self.sent = self.space.outgoing(
                 reads, must=True, asked=None if reading.opaque else reading.reads, maybe=maybe
             )

@@ -145,7 +145,7 @@ ADDS_PRINTER = "get_ipython().display_formatter.formatters['text/html'].for_type
 def test_what_a_cell_adds_on_the_device_holds_there_until_the_next_device(rig: Rig) -> None:
     rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
     assert rig.news(ADDS_PRINTER) == []
-    assert rig.additions.left([PRINTER]) == []
+    assert rig.additions.sentences_after([PRINTER]) == []
     assert rig.news() == []
     rig.additions.begin()
     assert len(rig.news()) == 1
@@ -154,7 +154,7 @@ def test_what_a_cell_adds_on_the_device_holds_there_until_the_next_device(rig: R
 def test_what_a_cell_seemed_to_add_on_the_device_and_did_not_is_named_before_the_next(rig: Rig) -> None:
     rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
     assert rig.news(f"if False: {ADDS_PRINTER}") == []
-    assert rig.additions.left([]) == []
+    assert rig.additions.sentences_after([]) == []
     (said,) = rig.news()
     assert said.startswith(PRINTER[1])
     assert rig.news() == []
@@ -162,7 +162,7 @@ def test_what_a_cell_seemed_to_add_on_the_device_and_did_not_is_named_before_the
 
 def test_one_addition_on_the_device_hides_no_other_of_its_sort(rig: Rig) -> None:
     assert rig.news(ADDS_PRINTER) == []
-    assert len(rig.additions.left([PRINTER])) == 1
+    assert len(rig.additions.sentences_after([PRINTER])) == 1
     rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
     assert rig.news() == [], "both sides have it now"
     rig.here("formatters['text/html'].for_type(int, show)")
@@ -213,11 +213,11 @@ def test_what_a_cell_on_the_device_has_added_is_named_after_it_unless_the_notebo
     assert notebook.there("x = 1") is None
     assert notebook.came.added == ()
     assert notebook.there(source) is None
-    (one,) = rig.additions.left(notebook.came.added)
+    (one,) = rig.additions.sentences_after(notebook.came.added)
     assert "on the device" in one
     assert one.endswith("without %%gpu, too")
     added = notebook.came.added
     assert notebook.there("x = 2") is None
     assert notebook.came.added == ()
     rig.here(source)
-    assert rig.additions.left(added) == []
+    assert rig.additions.sentences_after(added) == []

@@ -74,7 +74,7 @@ def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
     first.save(*part(Part.NOTEBOOK, x=3))
     first.save(*part(Part.CELL, half=4), note=f"{WITHIN}cell 9")  # of a cell that runs: it has not finished
     second.save(*part(Part.DEVICE, own=large(5), mine=6))
-    assert second.look(str(tmp_path / "1")).number == 2
+    assert second.inspect(str(tmp_path / "1")).number == 2
     left = second.import_from(str(tmp_path / "1"), lambda key: key == "device:own")
     assert not left
     assert second.newest == 2

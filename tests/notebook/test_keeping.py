@@ -412,7 +412,7 @@ def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
     assert news.number == 7
     assert isinstance(interrupted, KeyboardInterrupt)
-    assert guest.asked == [guest_persistence.save, guest_persistence.look]
+    assert guest.asked == [guest_persistence.save, guest_persistence.read_status]
 
 
 def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
@@ -425,7 +425,7 @@ def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
 def test_a_save_that_is_not_wanted_is_not_made() -> None:
     guest = Guest(guest_persistence.PersistenceNews())
     _saved(guest, RemoteValues({}), CellOptions(saves=False))  # type: ignore[arg-type]
-    assert guest.asked == [guest_persistence.look]
+    assert guest.asked == [guest_persistence.read_status]
 
 
 def test_what_a_value_is_is_told_without_asking_it() -> None:

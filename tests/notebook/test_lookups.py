@@ -8,7 +8,7 @@ import pytest
 
 from sublet.notebook.cells import explain
 from sublet.notebook.end_messages import unnamed
-from sublet.notebook.lookups import looked_up
+from sublet.notebook.lookups import possible_lookups
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.reading import read_cell
 from tests.notebook.sides import Notebook
@@ -40,7 +40,7 @@ HERE: dict[str, Any] = {"x": 1, "y": 2, "df": 3, "q": "a > @x", "n": 0}
 )
 def test_names_in_strings(source: str, names: str) -> None:
     reading = read_cell(source)
-    assert looked_up(reading.lookups, reading.reads, HERE) - reading.reads == frozenset(names.split())
+    assert possible_lookups(reading.lookups, reading.reads, HERE) - reading.reads == frozenset(names.split())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_explain_lists_names_found_in_strings() -> None:
     space = Space({"df": [1], "x": 2}, NOTEBOOK)
     from dataclasses import replace
 
-    reading = replace(reading, maybe=looked_up(reading.lookups, reading.reads, space.names))
+    reading = replace(reading, maybe=possible_lookups(reading.lookups, reading.reads, space.names))
     assert "found in strings: x" in explain(space, reading, is_there=False)
 
 

@@ -104,9 +104,9 @@ def test_what_a_cell_has_set_on_a_device_is_said_not_to_hold_here(
 ) -> None:
     """Once."""
     replaced = ReplacedAttributes(names)
-    assert replaced.left(source) == expected
-    assert replaced.left(source) == []
-    assert ReplacedAttributes(names, ("lib:level", "lib:function", "lib:method")).left(source) == []
+    assert replaced.unreported(source) == expected
+    assert replaced.unreported(source) == []
+    assert ReplacedAttributes(names, ("lib:level", "lib:function", "lib:method")).unreported(source) == []
 
 
 @pytest.mark.parametrize("source", ["x = 1", "print(a.b)", "f(a.b == 1)", "not python ((", "'a.b = 1'", "%matplotlib"])

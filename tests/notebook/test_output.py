@@ -171,7 +171,7 @@ def test_who_left_the_line_does_not_seem_to_stand_in_it() -> None:
     for error, seen in ((KeyboardInterrupt(), "not in line any more"), (CapacityExceeded("all are taken"), "all are")):
         line = StatusLine(shell)
         line.show(Waiting(place=1, reason="held"))
-        with pytest.raises(type(error)), line.left_behind():
+        with pytest.raises(type(error)), line.show_if_abandoned():
             raise error
         assert seen in shell.display_pub.said[-1][1]["data"]["text/plain"]
 
@@ -188,7 +188,7 @@ def test_an_interrupt_that_comes_while_the_line_is_shown_leaves_none_that_waits(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(shell.display_pub, "publish", interrupted)
-    with pytest.raises(KeyboardInterrupt), line.left_behind():
+    with pytest.raises(KeyboardInterrupt), line.show_if_abandoned():
         line.show(Waiting(place=1, reason="held"))
     first, last = (what for _, what in shell.display_pub.said)
     assert "not in line any more" in last["data"]["text/plain"]

@@ -6,8 +6,8 @@ import pytest
 
 from sublet.notebook.status import (
     CellBill,
+    CellEnded,
     CellStatus,
-    Ended,
     Finished,
     Moving,
     Running,
@@ -66,7 +66,7 @@ LINES: list[tuple[CellStatus, str]] = [
         "sublet: g · 30ms",
     ),
     (
-        Ended(message="the GPU session ended", do="Rerun this cell to reacquire."),
+        CellEnded(message="the GPU session ended", do="Rerun this cell to reacquire."),
         "sublet: the GPU session ended · Rerun this cell to reacquire.",
     ),
 ]

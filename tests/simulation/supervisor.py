@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sublet.errors import SubletError
 from sublet.lease.fence import FenceTable
 from sublet.lease.teardown import Teardown
-from sublet.node.supervisor.core import Obeying, SupervisorCore
+from sublet.node.supervisor.core import OrderQueue, SupervisorCore
 from sublet.testing.machine import FaultName
 from sublet.values import LeaseId, ResourceId
 from sublet.wire.guests import Configured, Orders, Reports
@@ -70,9 +70,9 @@ class WatchedLaw:
 class OfficeConnection:
     """The supervisor's end of the connection of an office."""
 
-    def __init__(self, supervisor: SupervisorProcess, link: LocalLink, agent: OfficeAgent, obeying: Obeying) -> None:
+    def __init__(self, supervisor: SupervisorProcess, link: LocalLink, agent: OfficeAgent, orders: OrderQueue) -> None:
         self.link = link
-        self.obeying = obeying
+        self.orders = orders
         self._supervisor = supervisor
         self._agent = agent
         self._unwritten: list[Report] = []
@@ -140,7 +140,7 @@ class SupervisorProcess(NodeProcess):
         """An office is there: the first that this process sees, or one that takes over what runs."""
         if self.is_configured:
             self.world.coverage.met_leases("taken over", self.world.office.leases())
-        connection = OfficeConnection(self, link, agent, Obeying(self._soon, self._obey, self._are_leaving))
+        connection = OfficeConnection(self, link, agent, OrderQueue(self._soon, self._obey, self._are_leaving))
         is_new = self._core.configure(connection, inventory, self.clock.now_ns())
         self._connection = connection
         self._plan_tick()
@@ -152,13 +152,13 @@ class SupervisorProcess(NodeProcess):
     def ordered(self, link: LocalLink, orders: Orders) -> None:
         """One message of the office."""
         if self._connection is not None and self._connection.link is link:
-            self._connection.obeying.take(orders)
+            self._connection.orders.take(orders)
 
     def office_gone(self, link: LocalLink) -> None:
         """The connection ended."""
         connection = self._connection
         if connection is not None and connection.link is link:
-            connection.obeying.all()
+            connection.orders.all()
             self._connection = None
             self._core.office_gone(connection, self.clock.now_ns())
 

@@ -15,12 +15,12 @@ import pytest
 
 from sublet.studio.serving import (
     PROGRAM_TABLE,
-    Acquire,
+    AcquireLease,
     Break,
     Cancel,
     Effect,
     GiveUp,
-    Launch,
+    LaunchProgram,
     Limits,
     ProgramEvent,
     ProgramState,
@@ -62,7 +62,7 @@ class World:
     def do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Acquire():
+                case AcquireLease():
                     assert not self.asks, "asked for twice"
                     assert not self.holds, "asked for while there is one"
                     self.asks = True
@@ -70,7 +70,7 @@ class World:
                     if self.asks:
                         self.asks = False
                         self.do(self.served.refused("withdrawn", self.now_s))
-                case Launch():
+                case LaunchProgram():
                     assert self.holds
                     self.runs = True
                 case Send(number):

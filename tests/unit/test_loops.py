@@ -20,7 +20,7 @@ from sublet import background
 from sublet.background import SHORTAGES
 from sublet.client.guest_watch import GuestWatch
 from sublet.compute.calls import PendingCall
-from sublet.compute.completion_thread import Housekeeper
+from sublet.compute.completion_thread import CompletionThread
 from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
@@ -263,7 +263,7 @@ def _noted(told: list[Happening], happening: Happening) -> bool:
 
 
 class _Exchange:
-    """What the housekeeper needs of one."""
+    """What the completions needs of one."""
 
     lost: object = None
     under_way = 0
@@ -293,7 +293,7 @@ class _Exchange:
 class _Watched:
     """A call that is done as soon as it is begun."""
 
-    def __init__(self, keeper: Housekeeper, begin: Callable[[], bool]) -> None:
+    def __init__(self, keeper: CompletionThread, begin: Callable[[], bool]) -> None:
         self._keeper, self._begin = keeper, begin
         self.pending = PendingCall()
         self.finished = 0
@@ -313,7 +313,7 @@ class _Watched:
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_calls_that_nobody_waits_for_are_completed(error: BaseException) -> None:
     exchange = _Exchange()
-    keeper = Housekeeper(exchange)  # type: ignore[arg-type]
+    keeper = CompletionThread(exchange)  # type: ignore[arg-type]
     failing = Failing(lambda: True, error)
     one, two = _Watched(keeper, failing), _Watched(keeper, lambda: True)
     keeper.add(one)

@@ -116,16 +116,20 @@ FUNCTION_NAMES: Final = {
     "knock": "warm_up",
     "let_go": "release, close, detach",
     "lets_go": "may_release",
+    "look": "read, check, inspect, poll",
+    "looked": "on_inspected, possible, found",
     "mistake": "internal_error",
+    "said": "reports_of, failure_text, on_sent",
     "say": "send, report, print, write",
+    "says": "reads, reports",
     "settle": "schedule, reconcile, wait, roll_back_to",
     "tell": "notify, send, write",
+    "told": "on_answer, on_end, read",
 }
 """Function names that a reader of the field would not search for, with or without an underscore; what to write."""
 
 FUNCTIONS_THAT_STAY: Final = {
     "guest/calls.py: came": "a flag of one function",
-    "guest/served.py: say": "an argument of one function",
     "guest/work.py: came": "a flag of one function",
     "notebook/batch/inside.py: go_on": "users call it in a notebook",
     "notebook/cell_io.py: let_go": "reads a field of that name, which is written",

@@ -42,7 +42,7 @@ def _main(words: list[str]) -> int:
         if sys.stdout is not None:  # it was closed before we began
             sys.stdout.flush()
     except SubletError as error:
-        return exit_status.say_error(error, as_json="--json" in words and words[0] not in ("run", "exec"))
+        return exit_status.print_error(error, as_json="--json" in words and words[0] not in ("run", "exec"))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return exit_status.INTERRUPTED

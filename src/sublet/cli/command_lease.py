@@ -144,14 +144,14 @@ def take(request: dict[str, Any]) -> CommandLease:
         _withdraw(direct, request)
         raise
     if status == UNAVAILABLE:
-        _say_why_not_now(direct, answer, waits=request["wait"] != 0)
+        _report_unavailable(direct, answer, waits=request["wait"] != 0)
     document = direct.read(status, answer) if status == 201 else None
     if document is None or document["lease"]["status"] not in ("active", "noticed") or not document["token"]:
         return _take_patiently(direct, request)
     return CommandLease(direct, answer, direct.sent_ns, document["token"], request["renew"])
 
 
-def _say_why_not_now(direct: Direct, answer: bytes, *, waits: bool) -> None:
+def _report_unavailable(direct: Direct, answer: bytes, *, waits: bool) -> None:
     """It answers, and grants nothing for now: it is closing, say. A waiting user is told the reason, once."""
     try:
         direct.read(UNAVAILABLE, answer)

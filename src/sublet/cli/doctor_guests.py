@@ -114,7 +114,7 @@ def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
 def _group_checks() -> dict[str, Check]:
     from sublet.node.agent.scope import BOOTED
 
-    return {f"guests: {said.part}": partial(_said, said) for said in _in_scope(BOOTED) or _here()}
+    return {f"guests: {said.part}": partial(_check_result, said) for said in _in_scope(BOOTED) or _here()}
 
 
 def _here() -> list[CgroupFinding]:
@@ -188,7 +188,7 @@ def _wall_checks() -> dict[str, Check]:
     }
 
 
-def _said(said: CgroupFinding) -> tuple[str, str] | tuple[str, str, str]:
+def _check_result(said: CgroupFinding) -> tuple[str, str] | tuple[str, str, str]:
     text = _shortened(said.text)
     if said.is_active:
         return "ok", text

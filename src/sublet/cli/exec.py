@@ -7,7 +7,7 @@ from typing import Annotated
 from sublet.cli.command_lease import token_of
 from sublet.cli.declare import Arg
 from sublet.cli.direct_request import Direct
-from sublet.cli.exit_status import ENDED, say_error
+from sublet.cli.exit_status import ENDED, print_error
 from sublet.cli.guest_command import (
     CommandNotStarted,
     CommandWords,
@@ -57,12 +57,12 @@ def exec_(
     try:
         conversation, attendance = start(direct, token, spec, on_host=on_host)
     except CommandNotStarted as failed:
-        say_error(failed, as_json=False)
+        print_error(failed, as_json=False)
         return failed.exit_code
     with conversation:
         attendance.run()
     if attendance.lost is not None:
-        say_error(attendance.lost, as_json=False)
+        print_error(attendance.lost, as_json=False)
         return ENDED
     code = with_what_was_lost(attendance, 0 if attendance.exit_code is None else attendance.exit_code)
     return ENDED if _lease_is_over(direct, lease_id, attendance.reason) else code

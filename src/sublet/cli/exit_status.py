@@ -85,7 +85,7 @@ def status_of(error: SubletError) -> int:
             return FAILED
 
 
-def say_error(error: SubletError, *, as_json: bool) -> int:
+def print_error(error: SubletError, *, as_json: bool) -> int:
     """Say it on stderr; returns the exit status."""
     if as_json:
         sys.stderr.write(json.dumps(error_document(error)) + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exit_status import FAILED, say_error
+from sublet.cli.exit_status import FAILED, print_error
 from sublet.cli.messages import Json, is_older, message, read
 from sublet.cli.parsing import duration
 from sublet.cli.terminal import size_of
@@ -162,7 +162,7 @@ def with_what_was_lost(attendance: Attendance, code: int) -> int:
     if not attendance.unwritten:
         return code
     said = f"output of the command could not be written: {attendance.unwritten}"
-    say_error(SubletError(said, do="Make room, and run it again."), as_json=False)
+    print_error(SubletError(said, do="Make room, and run it again."), as_json=False)
     return FAILED if code in (0, _SIGPIPE) else code  # with that signal we have ended the command
 
 

@@ -159,7 +159,7 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
             start_new_session=True,
             preexec_fn=lambda: set_pdeathsig(signal.SIGTERM, ours),  # noqa: PLW1509 - there are no threads
         )
-    with _ended(process), _told_to_stop():
+    with _ended(process), _signals_as_interrupt():
         try:
             address = _address(process, opened, log)
             print(f"JupyterLab is up: {address}\n  Ctrl-C ends it and its kernels. It logs to {log}.", flush=True)
@@ -221,7 +221,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_to_stop() -> Iterator[None]:
+def _signals_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP are taken as Ctrl-C is."""
 
     def stop(number: int, frame: object) -> None:

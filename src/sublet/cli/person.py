@@ -75,7 +75,7 @@ def add(
         _bind_to_user(office, tenant, uid)
     made = people.add(person, tenant)
     secret = people.new_token(person, valid_s=valid)
-    return _say_secret(people, made, f"Person {person} is added. The token", "token", secret, as_json=as_json)
+    return _print_secret(people, made, f"Person {person} is added. The token", "token", secret, as_json=as_json)
 
 
 def enrol(
@@ -168,7 +168,7 @@ def invite(*, person: _Name, valid: _InviteValid = None, url: _Url = URL, as_jso
     people = _people()
     secret = people.invite(person, INVITE_S if valid is None else valid)
     link = f"{url}/join#{secret}"
-    return _say_secret(people, people.find(person), "The invite", "invite", link, as_json=as_json)
+    return _print_secret(people, people.find(person), "The invite", "invite", link, as_json=as_json)
 
 
 def token(
@@ -197,7 +197,7 @@ def token(
     scope = TokenScope(read_only=read_only, session=session)
     secret = people.new_token(person, label or FIRST_LABEL, valid_s=valid, scope=scope)
     found = people.find(person)
-    return _say_secret(people, found, f"Person {person} has a new token. It", "token", secret, as_json=as_json)
+    return _print_secret(people, found, f"Person {person} has a new token. It", "token", secret, as_json=as_json)
 
 
 def change(
@@ -386,7 +386,7 @@ def _moment(wall_ns: int | None) -> str | None:
     return None if wall_ns is None else rfc3339(wall_ns)
 
 
-def _say_secret(people: People, person: Person, what: str, key: str, secret: str, *, as_json: bool) -> int:
+def _print_secret(people: People, person: Person, what: str, key: str, secret: str, *, as_json: bool) -> int:
     if as_json:
         document({"person": _view(people, person), key: secret})
         return DONE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sublet.cli.command_lease import CommandLease, take
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exit_status import ENDED, say_error
+from sublet.cli.exit_status import ENDED, print_error
 from sublet.cli.guest_command import (
     CommandNotStarted,
     CommandWords,
@@ -137,7 +137,7 @@ def run(
         try:
             python = interpreter(python)
         except CommandNotStarted as failed:
-            say_error(failed, as_json=False)
+            print_error(failed, as_json=False)
             return failed.exit_code
         words = [python, *words]
     if shared and exclusive:
@@ -176,7 +176,7 @@ def run(
         try:
             conversation, attendance = start(lease.direct, lease.token, spec, on_host=lease.is_on_host)
         except CommandNotStarted as failed:
-            say_error(failed, as_json=False)
+            print_error(failed, as_json=False)
             return failed.exit_code
         with conversation:
             attendance.run(on_lasting=lease.keep, on_exited=lease.try_release)

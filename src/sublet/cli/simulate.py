@@ -20,7 +20,7 @@ from sublet.values import GIB, shown
 if TYPE_CHECKING:
     from sublet.office.ledger.bills import Rates
     from sublet.simulate.find import Answer
-    from sublet.simulate.replay import Costs, Hardware, Rules
+    from sublet.simulate.replay import Costs, ReplayHardware, Rules
     from sublet.simulate.results import Result
     from sublet.simulate.workload import WorkloadSession
 
@@ -167,7 +167,7 @@ def simulate(
     week_min = workload.course_start_min(labs) if labs else 0.0
     rules = [(called, _rules(path, week_min)) for called, path in (("leases", policy), ("policy 2", second_policy))]
     _check_group(group, policy, rules, with_second=second_policy is not None)
-    known = replay.Hardware(gpus=1)
+    known = replay.ReplayHardware(gpus=1)
     read: list[WorkloadSession] = []
     if trace is not None:
         read = workload.read_trace(Path(trace))
@@ -229,10 +229,10 @@ class _Plan:
     has_second: bool
     costs: Costs
 
-    def hardware(self, gpus: int) -> Hardware:
-        from sublet.simulate.replay import Hardware
+    def hardware(self, gpus: int) -> ReplayHardware:
+        from sublet.simulate.replay import ReplayHardware
 
-        return Hardware(gpus=gpus, per_node=self.per_node, vram_gib=self.vram_gib)
+        return ReplayHardware(gpus=gpus, per_node=self.per_node, vram_gib=self.vram_gib)
 
     def compare(self, gpus: int, seed: int) -> list[Result]:
         from sublet.simulate.peers import PEERS, run_peer
@@ -288,7 +288,7 @@ class _Plan:
             line.clear()
 
     def _run(
-        self, sessions: Sequence[WorkloadSession], hardware: Hardware, rules: tuple[str, Rules], label: str
+        self, sessions: Sequence[WorkloadSession], hardware: ReplayHardware, rules: tuple[str, Rules], label: str
     ) -> Result:
         line = _Progress()
         try:
@@ -299,7 +299,7 @@ class _Plan:
     def _replay(
         self,
         sessions: Sequence[WorkloadSession],
-        hardware: Hardware,
+        hardware: ReplayHardware,
         rules: tuple[str, Rules],
         progress: Callable[[float], None],
         late: tuple[int, int] | None = None,
@@ -393,7 +393,7 @@ def _save(group: str, ours: Result, less: Result | None) -> None:
     """For the page of the group's teachers."""
     from sublet.lease.value import rfc3339
     from sublet.studio.office import sessions_folder
-    from sublet.studio.plan import Plan, Queue, save_plan
+    from sublet.studio.plan import CoursePlan, Queue, save_plan
 
     def queue(result: Result) -> Queue:
         longest = max((most for _, _, most in result.queue()), default=0)
@@ -405,7 +405,7 @@ def _save(group: str, ours: Result, less: Result | None) -> None:
             longest=longest,
         )
 
-    plan = Plan(made_at=rfc3339(time.time_ns()), now=queue(ours), less=None if less is None else queue(less))
+    plan = CoursePlan(made_at=rfc3339(time.time_ns()), now=queue(ours), less=None if less is None else queue(less))
     path = save_plan(sessions_folder(), group, plan)
     sys.stderr.write(f"Saved to {visible(str(path))}.\n")
 

@@ -116,7 +116,7 @@ def add(
     if as_json:
         document(answer)
     else:
-        _say_token(tenant, f"Tenant {tenant} is added.", answer["token"])
+        _print_token(tenant, f"Tenant {tenant} is added.", answer["token"])
     return DONE
 
 
@@ -168,7 +168,7 @@ def change(
     if as_json:
         document(answer)
     elif answer["token"]:
-        _say_token(tenant, f"Tenant {tenant} is changed, and its old token stops now.", answer["token"])
+        _print_token(tenant, f"Tenant {tenant} is changed, and its old token stops now.", answer["token"])
     else:
         print(f"Tenant {tenant} is changed: {limits(answer['tenant']['quota'])}.")
     return DONE
@@ -199,7 +199,7 @@ def enable(*, tenant: _Name, as_json: AsJson = False) -> int:
     if as_json:
         document(answer)
     else:
-        _say_token(tenant, f"Tenant {tenant} is enabled.", answer["token"])
+        _print_token(tenant, f"Tenant {tenant} is enabled.", answer["token"])
     return DONE
 
 
@@ -285,7 +285,7 @@ def _user_of(view: Json) -> str:
     return f"{view['uid']}" + ("" if view.get("needs_token", True) else " (no token)")
 
 
-def _say_token(tenant: str, sentence: str, token: str) -> None:
+def _print_token(tenant: str, sentence: str, token: str) -> None:
     sys.stderr.write(f"{sentence} Its token, shown this once:\n")
     print(token)
     sys.stderr.write(f"A program that sets SUBLET_TOKEN to it asks as {tenant}.\n")

@@ -132,14 +132,14 @@ def train(
         raise UsageError(f"there is no file {command[0]}", do="Name the Python script that trains.")
     interpreter = sys.executable
     if python is not None:
-        from sublet.cli.exit_status import say_error
+        from sublet.cli.exit_status import print_error
         from sublet.cli.guest_command import CommandNotStarted
         from sublet.cli.python import interpreter as found
 
         try:
             interpreter = found(python)
         except CommandNotStarted as failed:
-            say_error(failed, as_json=False)
+            print_error(failed, as_json=False)
             return failed.exit_code
     from sublet.training.running import Stopped, TrainingPlan, TrainingRun
 
@@ -173,7 +173,7 @@ def train(
             status = INTERRUPTED if stopped.number == signal.SIGINT else 128 + stopped.number
         finally:
             watch.finish()
-        _say_bill(run, status, "" if stopped is None else str(stopped))
+        _print_bill(run, status, "" if stopped is None else str(stopped))
     return status
 
 
@@ -239,7 +239,7 @@ def job_name(command: Sequence[str], folder: str) -> str:
     return f"{stem}-{digest}" if stem else digest
 
 
-def _say_bill(run: TrainingRun, status: int, stopped: str) -> None:
+def _print_bill(run: TrainingRun, status: int, stopped: str) -> None:
     """What was done and what it cost; after an end by hand that first, and how to go on."""
     progress = run.progress
     if progress.first_step is None:

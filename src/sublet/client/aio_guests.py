@@ -178,17 +178,17 @@ async def start_guest(
     for used in (lease, volume) if volume is not None else (lease,):
         running.enter_context(used.activity())
 
-    def is_over() -> None:
+    def on_end() -> None:
         running.close()
         ended.set()
 
-    def told() -> None:
+    def end_in_loop() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(is_over)
+            loop.call_soon_threadsafe(on_end)
 
     def work() -> guests.Guest:
         def in_use() -> Callable[[], None]:
-            return told
+            return end_in_loop
 
         return guests.begin(fabric.address, token, lease.id, spec, fabric._watch, in_use, volume=ticket)
 

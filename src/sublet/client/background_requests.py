@@ -77,7 +77,7 @@ def report_activity(core: OfficeOperations, book: LeaseTable, word: ActivityRepo
     """Tell the office that a lease became busy or idle."""
     held = word.held
     try:
-        yield from core.say_activity(held.id, held.epoch, active=word.active, busy_s=word.busy_ns / NS_PER_S)
+        yield from core.report_activity(held.id, held.epoch, active=word.active, busy_s=word.busy_ns / NS_PER_S)
     except SubletError as error:
         # What the office refuses (the lease is over, say) is no use repeating; the renewal will tell.
         book.activity_reported(word, heard=not isinstance(error, Disconnected))

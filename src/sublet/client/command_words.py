@@ -28,7 +28,7 @@ def command_spec(
 ) -> GuestSpec:
     """A command as it is asked for, with this program's folder and umask."""
     return GuestSpec(
-        argv=_words(argv),
+        argv=_checked_words(argv),
         cwd=own_folder() if cwd is None else absolute(cwd),
         env=env,
         stdio=_stdio(stdio),
@@ -56,7 +56,7 @@ def absolute(folder: str | os.PathLike[str]) -> str:
     return os.path.normpath(path if os.path.isabs(path) else os.path.join(own_folder(), path))
 
 
-def _words(argv: object) -> tuple[str, ...]:
+def _checked_words(argv: object) -> tuple[str, ...]:
     if isinstance(argv, str | bytes | Mapping) or not isinstance(argv, Iterable):
         raise InvalidRequest(f"a command is a sequence of words, not {shown(argv)}", do=_COMMAND_DO)
     words = tuple(argv)

@@ -23,7 +23,7 @@ from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.clocks import client_clock
 from sublet.client.driver import run_program
-from sublet.client.handle import Courier, LeaseFacts
+from sublet.client.handle import CallbackThread, LeaseFacts
 from sublet.client.home import was_ended
 from sublet.client.lease import Lease
 from sublet.client.lease_entry import LeaseEntry, Owed
@@ -144,7 +144,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
         self._lock = threading.RLock()
         self._book = LeaseTable(self._clock, new_request_id)
         self._book.closing = closed
-        self._courier = Courier()
+        self._callbacks = CallbackThread()
         self._guest_watch: GuestWatch | None = None
         self._keeper = RenewalThread(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
 

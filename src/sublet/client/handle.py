@@ -362,7 +362,7 @@ class FabricLink(Protocol):
     @property
     def _keeper(self) -> RenewalThread: ...
     @property
-    def _courier(self) -> Courier: ...
+    def _callbacks(self) -> CallbackThread: ...
     @property
     def _watch(self) -> GuestWatch: ...
     def _run(self, program: Program[T], /) -> T: ...
@@ -429,7 +429,7 @@ class LoopLease(LeaseFacts):
 _log = logging.getLogger("sublet.client")
 
 
-class Courier:
+class CallbackThread:
     """Calls the user's callbacks on a thread of its own, in order, one at a time.
 
     Its thread starts with the first delivery. A callback that raises is logged; the next is called all the same."""

@@ -120,26 +120,26 @@ class Lease(LeaseHandle):
     def on_notice(self, callback: Callable[[Notice], object]) -> Callable[[Notice], object]:
         """Call this when it is announced that the lease will be taken. It runs on a thread of its own."""
         self._callable(callback)
-        courier = self._fabric._courier  # and not the lease: a listener must not keep it from being dropped
+        callbacks = self._fabric._callbacks  # and not the lease: a listener must not keep it from being dropped
 
         def listen(change: LeaseChange) -> None:
             if change.notice is not None:
-                courier.deliver(callback, change.notice)
+                callbacks.deliver(callback, change.notice)
 
         with self._lock:
             self._listen(listen)
             if self._held.notice is not None:
-                courier.deliver(callback, self._held.notice)
+                callbacks.deliver(callback, self._held.notice)
         return callback
 
     def on_end(self, callback: Callable[[LeaseEnd], object]) -> Callable[[LeaseEnd], object]:
         """Call this once, when it is over, or at once if it is. It runs on a thread of its own."""
         self._callable(callback)
-        courier = self._fabric._courier
+        callbacks = self._fabric._callbacks
 
         def listen(change: LeaseChange) -> None:
             if change.end is not None:
-                courier.deliver(callback, change.end)
+                callbacks.deliver(callback, change.end)
 
         self._listen(listen)
         return callback

@@ -262,7 +262,7 @@ class LeaseTable:
     def collect(self) -> RenewalBatch:
         """Renewals to send now."""
         batch = self._manager.collect(self._clock.now_ns())
-        self._say_news()
+        self._drain_news()
         return batch
 
     def pending_activity_reports(self) -> list[ActivityReport]:
@@ -329,7 +329,7 @@ class LeaseTable:
         if isinstance(outcome, RenewalGranted):
             held.view.renewals += 1
         self.reschedule(held)
-        self._say_news()
+        self._drain_news()
 
     # ---- what the office tells by itself
 
@@ -427,16 +427,16 @@ class LeaseTable:
         if held.holder.busy == held.said_idle:
             self._to_tell[held.id] = held
 
-    def _say_news(self) -> None:
+    def _drain_news(self) -> None:
         self._notify_listeners(self._manager.drain().news)
 
     def _notify_listeners(self, news: Sequence[HolderNews]) -> None:
         for one in news:
             held = self._held.get(one.lease)
             if held is not None:
-                self._say_one(held, one)
+                self._handle_news(held, one)
 
-    def _say_one(self, held: LeaseEntry, news: HolderNews) -> None:
+    def _handle_news(self, held: LeaseEntry, news: HolderNews) -> None:
         match news.word:
             case HolderWord.OVER:
                 self._forget(held)

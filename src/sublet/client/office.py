@@ -62,7 +62,7 @@ def ensure_office(
     begins by having a warm interpreter made. ``begun`` is called when a process was started for it.
     """
     path = socket_path(home)
-    with _told_as_disconnected(home):
+    with _errors_as_disconnected(home):
         if answers(path):
             return
     if sys.platform != "linux":
@@ -73,13 +73,13 @@ def ensure_office(
     until = time.monotonic() + patience_s
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
-    with _told_as_disconnected(home), _start_lock(start_lock_path(home), path, until) as mine:
+    with _errors_as_disconnected(home), _start_lock(start_lock_path(home), path, until) as mine:
         if mine and not answers(path):
             _start(home, path, until, words, wish, begun)
 
 
 @contextlib.contextmanager
-def _told_as_disconnected(home: Path) -> Iterator[None]:
+def _errors_as_disconnected(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -285,7 +285,7 @@ class OfficeOperations:
             raise Disconnected("the office answered another number of renewals than were asked")
         return answer, reply.sent_ns
 
-    def say_activity(self, lease: LeaseId, epoch: Epoch, *, active: bool, busy_s: float) -> Program[LeaseView]:
+    def report_activity(self, lease: LeaseId, epoch: Epoch, *, active: bool, busy_s: float) -> Program[LeaseView]:
         """Tell that the lease became busy or idle. Asked once: the next renewal says it as well."""
         body = ActivityRequest(epoch=epoch, active=active, busy=busy_s)
         reply = yield from ask(_post(f"{_path(lease)}/activity", body))

@@ -2,7 +2,7 @@
 
 Nothing in it waits for one answer. Requests are sent and their answers awaited together, beside the stream of news, so
 a stuck request delays no other renewal, and an answer that comes late still counts. No callback of the user runs here:
-those have a thread of their own (``courier``), because a slow one must not cost a lease.
+those have a thread of their own (``CallbackThread``), because a slow one must not cost a lease.
 
 A turn that fails (no descriptors, no memory) is followed by a pause and another turn: leases go on being renewed in a
 program that is short of something for a while. A turn of the thread takes no new descriptor.

@@ -126,9 +126,11 @@ class Transport:
         sock: socket.socket | None = None
         try:
             if address.socket is not None:
-                sock = unix.connect(os.fspath(address.socket), timeout_s=_left(until), named=address.home is None)
+                sock = unix.connect(
+                    os.fspath(address.socket), timeout_s=_remaining_s(until), named=address.home is None
+                )
             else:
-                sock = socket.create_connection((address.host, address.port), timeout=_left(until))
+                sock = socket.create_connection((address.host, address.port), timeout=_remaining_s(until))
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:
                     sock = self._tls.wrap_socket(sock, server_hostname=address.host)
@@ -153,7 +155,7 @@ class Transport:
             body=call.body,
             content_type=call.content_type,
         )
-        sock.settimeout(_left(until))
+        sock.settimeout(_remaining_s(until))
         sock.sendall(raw)
 
     def _take(self) -> socket.socket | None:
@@ -249,11 +251,11 @@ def _receive(sock: socket.socket, reader: AnswerReader, until: float) -> Iterato
 
 
 def _read(sock: socket.socket, until: float, most: int) -> bytes:
-    sock.settimeout(_left(until))
+    sock.settimeout(_remaining_s(until))
     return sock.recv(most)
 
 
-def _left(until: float) -> float:
+def _remaining_s(until: float) -> float:
     left = until - time.monotonic()
     if left <= 0:
         raise TimeoutError

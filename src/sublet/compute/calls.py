@@ -2,8 +2,8 @@
 
 No work is handed to another thread that the waiting one can do. A thread that waits for a result listens to the
 connection meanwhile, also for the others: it prints what the functions print and stores answers where they belong. When
-its own has come it leaves, and the next waiting thread takes over; where no thread waits, the *housekeeper* does, a
-thread that exists while there are futures. It also completes futures (their callbacks may do anything, so never while
+its own has come it leaves, and the next waiting thread takes over; where no thread waits, the *completion thread* does,
+a thread that exists while there are futures. It also completes futures (their callbacks may do anything, so never while
 it listens) and ends calls that take too long.
 
 A Ctrl-C may come between any two steps here, and the others must not be left waiting by it. So a call leaves the list
@@ -119,7 +119,7 @@ class Exchange:
         self._followers: dict[int, PendingCall] = {}
         self._heard: deque[Happening] = deque()
         self._doomed: dict[int, PendingCall] = {}
-        self._housekeeper: Callable[[], object] | None = None
+        self._completions: Callable[[], object] | None = None
         self._on_silence = on_silence
         _exchanges.add(self)
 
@@ -184,7 +184,7 @@ class Exchange:
     def wait(self, pending: PendingCall, until_ns: Callable[[], int | None] = lambda: None) -> bool:
         """Wait until it is done, or until a moment (CLOCK_MONOTONIC); whether it is."""
         while not pending.is_done:
-            left_s = _left_s(until_ns())
+            left_s = _remaining_s(until_ns())
             if left_s <= 0:
                 return False
             mark = object()
@@ -224,7 +224,7 @@ class Exchange:
             return signal
 
     def listen(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """For the housekeeper: listen if no thread does. False if one does."""
+        """For the completion thread: listen if no thread does. False if one does."""
         with self._lock:
             if self._leader is not None or not self._pending:
                 return False
@@ -264,17 +264,17 @@ class Exchange:
                 if follower.signal is not None and follower.signal.locked():
                     follower.signal.release()
                     return
-        if self._pending and self._housekeeper is not None:
-            self._housekeeper()
+        if self._pending and self._completions is not None:
+            self._completions()
 
     def take_shared(self) -> tuple[int, int]:
         """The descriptors of board and result buffer, for the other side; the taker's."""
         fds, self._board_fd, self._results_fd = (self._board_fd, self._results_fd), -1, -1
         return fds
 
-    def kept_by(self, housekeeper: Callable[[], object]) -> None:
+    def kept_by(self, wake: Callable[[], object]) -> None:
         """There is one: call this when something is to be done."""
-        self._housekeeper = housekeeper
+        self._completions = wake
 
     @property
     def under_way(self) -> int:
@@ -389,7 +389,7 @@ class Exchange:
         self._unlist(pending)
 
 
-def _left_s(until_ns: int | None) -> float:
+def _remaining_s(until_ns: int | None) -> float:
     return 3600.0 if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
 
 

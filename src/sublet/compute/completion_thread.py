@@ -34,7 +34,7 @@ class WatchedCall(Protocol):
         """It ran for too long."""
 
 
-class Housekeeper:
+class CompletionThread:
     """Of one exchange."""
 
     def __init__(self, exchange: Exchange) -> None:

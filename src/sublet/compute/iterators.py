@@ -62,7 +62,7 @@ class RemoteIterator(Iterator[Any]):
         found: Items | CallCancelled | None = None
         if self._ahead is not None:
             self._worker.exchange.cancel(self._ahead)
-            self._worker.housekeeper.wake()
+            self._worker.completions.wake()
             with contextlib.suppress(SubletError):
                 found = self._answer()
         if self._finish() and not isinstance(
@@ -126,7 +126,7 @@ class RemoteIterator(Iterator[Any]):
         try:
             if not exchange.wait(pending, lambda: exchange.due_ns(pending)):
                 exchange.cancel(pending)
-                self._worker.housekeeper.wake()
+                self._worker.completions.wake()
                 raise CallTimeout("the generator took longer for an item than it was given, and was interrupted")
             if pending.came is None:
                 raise self._worker.why_lost(self._lease)

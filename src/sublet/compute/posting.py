@@ -232,12 +232,12 @@ def _run_once(lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Opti
         worker.send(pending, job)
         if not worker.exchange.wait(pending, lambda: worker.exchange.due_ns(pending)):
             worker.exchange.cancel(pending)
-            worker.housekeeper.wake()
+            worker.completions.wake()
             raise timed_out(job, options)
     except KeyboardInterrupt:
         if not pending.doomed_ns:  # a second time would interrupt what it does to leave
             worker.exchange.cancel(pending)
-        worker.housekeeper.wake()
+        worker.completions.wake()
         raise
     found = outcome(lease, worker, pending, job)
     if isinstance(found, CallCancelled):
@@ -315,14 +315,14 @@ class _Watched:
 
     def withdraw(self) -> None:
         """Its future was cancelled."""
-        if not self._worker.housekeeper.withdraw(self):
+        if not self._worker.completions.withdraw(self):
             self._worker.exchange.cancel(self.pending)
-            self._worker.housekeeper.wake()
+            self._worker.completions.wake()
         self._end()
 
     def stop_further_items(self) -> bool:
         """Of a call of many: begin no further item. False if that cannot be said now."""
-        if self._lease is not None and self._worker.housekeeper.withdraw(self):
+        if self._lease is not None and self._worker.completions.withdraw(self):
             self._future.deliver(CallResults([], None, 0))
             self._end()
             return True
@@ -359,7 +359,7 @@ class _Watched:
         self._worker = _ready(lease, self._options)
         self.count(lease)
         self.pending = PendingCall(self._options.timeout_ns, self._is_done)
-        self._worker.housekeeper.add(self)
+        self._worker.completions.add(self)
 
     def count(self, lease: LeaseHandle) -> None:
         """The lease is in use from now on."""
@@ -367,7 +367,7 @@ class _Watched:
         self._stop.enter_context(self._worker.life.use(lease))
 
     def _is_done(self) -> None:
-        self._worker.housekeeper.done(self)
+        self._worker.completions.done(self)
 
     def _end(self) -> None:
         self._lease = None
@@ -377,7 +377,7 @@ class _Watched:
 def _submit(future: CallFuture, lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options) -> None:
     watched = _Watched(lease, worker, job, options, future)
     watched.count(lease)
-    worker.housekeeper.add(watched)
+    worker.completions.add(watched)
 
 
 @dataclass(slots=True)

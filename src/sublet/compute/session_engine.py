@@ -259,7 +259,7 @@ class Engine:
             if self._failure is not None or not self._queue.ops:
                 close_all(fds)
                 return
-            self._look_at_lease()
+            self._check_lease()
         except BaseException:
             close_all(fds)
             raise
@@ -270,7 +270,7 @@ class Engine:
             fds,
         )
 
-    def _look_at_lease(self) -> None:
+    def _check_lease(self) -> None:
         """No operation goes off under a lease that is known to be over; the guest asks for itself, before each."""
         try:
             self._check()

@@ -22,7 +22,7 @@ from sublet.background import shortage_explained
 from sublet.client.line import open_line
 from sublet.compute.buffer_cache import BufferCache
 from sublet.compute.calls import Exchange, PendingCall
-from sublet.compute.completion_thread import Housekeeper
+from sublet.compute.completion_thread import CompletionThread
 from sublet.compute.functions import Functions, PeerInterpreter, is_library
 from sublet.compute.outcomes import read
 from sublet.compute.worker_guest import Options, end_worker, parked_worker, start_worker, why_lost
@@ -57,7 +57,7 @@ class Worker:
         self.lease_id = lease
         self.guest = guest
         self.exchange = Exchange(line, end, self._check_life)
-        self.housekeeper = Housekeeper(self.exchange)
+        self.completions = CompletionThread(self.exchange)
         self.life = SignsOfLife(lambda: self.exchange.board.marks, self._cpu_ns, self._who)
         """For calls under way: they are use of the lease."""
         self.dropped: deque[int] = deque()
@@ -126,7 +126,7 @@ class Worker:
     def close(self) -> None:
         """Hang up. The process lives on until its lease ends, or until it is ended."""
         self.exchange.close()
-        self.housekeeper.wake()
+        self.completions.wake()
 
     def _message(self, job: WorkerCall) -> OutgoingMessage:
         """The call, after what must be said before it."""

@@ -103,9 +103,9 @@ class CudaDriver:
         return answer[0] if len(answer) == 1 else tuple(answer)
 
     def _error(self, call: str, name: str, code: Any) -> SubletError:
-        return driver_error(name, int(code), getattr(code, "name", str(code)), self._words(code), call)
+        return driver_error(name, int(code), getattr(code, "name", str(code)), self._error_text(code), call)
 
-    def _words(self, code: Any) -> str:
+    def _error_text(self, code: Any) -> str:
         failed, words = self.module.cuGetErrorString(code)
         return "the driver failed" if int(failed) != 0 else words.decode(errors="replace")
 

@@ -213,7 +213,7 @@ class Office:
             self._stack.callback(self.service.close)
             if self._embedded:
                 self._end_if_idle()
-            self._look_at_disk()
+            self._check_disk()
             self._stack.callback(self._note_end)  # before a client can find that nothing answers
             self._stack = self._stack.pop_all()
 
@@ -380,9 +380,9 @@ class Office:
             self._inventory = there
             self.driver.post(NodeUp(inventory=there))
 
-    def _look_at_disk(self) -> None:
+    def _check_disk(self) -> None:
         """What is lent of the disk is never more than is there. What leases have of it stays theirs."""
-        self._disk_timer = asyncio.get_running_loop().call_later(DISK_LOOK_S, self._look_at_disk)
+        self._disk_timer = asyncio.get_running_loop().call_later(DISK_LOOK_S, self._check_disk)
         if not self._room.is_short():
             self._room.lay_out()
         try:

@@ -70,10 +70,10 @@ def fault(error: SubletError) -> WorkerAnswer:
 
 def raised(error: BaseException) -> WorkerAnswer:
     """The function raised this."""
-    return WorkerAnswer(WorkerMessage.RAISED, encode(told_error(error), "the exception"))
+    return WorkerAnswer(WorkerMessage.RAISED, encode(encode_error(error), "the exception"))
 
 
-def told_error(error: BaseException) -> tuple[bytes | None, str, str, str]:
+def encode_error(error: BaseException) -> tuple[bytes | None, str, str, str]:
     """An exception as it travels: itself if it can, and in words."""
     _drop_our_frames(error)
     note_host_device(error)

@@ -126,10 +126,10 @@ class EndOfLease:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self._say_leaving()
+        self._note_leaving()
         view = self._page.read()
         if is_warning and not view.is_leaving:  # renewed, or parked, between the two looks
-            self._say_staying()
+            self._note_staying()
             return
         self._raised = True
         raise _interrupt_class()(end_of(view))
@@ -139,15 +139,15 @@ class EndOfLease:
         warning or end as of the first."""
         if self._raised and self._pid == os.getpid():
             self._raised = False
-            self._say_staying()
+            self._note_staying()
 
-    def _say_leaving(self) -> None:
+    def _note_leaving(self) -> None:
         if self._tally is None and self._tally_path:  # not before: a fork would share what is locked
             self._tally = TallyFile.open(self._tally_path)
         if self._tally is not None:
             self._tally.leaving(begins=True)
 
-    def _say_staying(self) -> None:
+    def _note_staying(self) -> None:
         if self._tally is not None:
             self._tally.leaving(begins=False)
 
@@ -210,7 +210,7 @@ def _status(error: SystemExit) -> int:
 def _print_error(error: BaseException) -> int:
     is_end = isinstance(error, LeaseInterrupt | _interrupt_class())
     if is_end and getattr(error, "code", LEASE_ENDED) == LEASE_ENDED:  # else it says itself that it left otherwise
-        return _tell_end(error)
+        return _print_end(error)
     if isinstance(error, SystemExit):
         return _status(error)
     if isinstance(error, SubletError) and _is_ours(error.__traceback__):
@@ -220,7 +220,7 @@ def _print_error(error: BaseException) -> int:
     return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _tell_end(error: BaseException) -> int:
+def _print_end(error: BaseException) -> int:
     """One line, unless the program has a hook of its own."""
     end = getattr(error, "end", None)
     if sys.excepthook is not sys.__excepthook__ or end is None:

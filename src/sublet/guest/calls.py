@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
-from sublet.guest.answers import WorkerAnswer, fault, raised, told_error
+from sublet.guest.answers import WorkerAnswer, encode_error, fault, raised
 from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band
 from sublet.guest.main_thread import CANCELLED, Desk
 from sublet.wire.frames import close_all
@@ -228,7 +228,7 @@ class CallRunner:
             ended = error
         if ended is not None and _is_cancel(ended):
             return self._interrupted(ended)
-        cargo = encode(None if ended is None else told_error(ended), "the exception")
+        cargo = encode(None if ended is None else encode_error(ended), "the exception")
         return WorkerAnswer(WorkerMessage.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
 
     def _keep_result(self, call: int, found: object) -> None:

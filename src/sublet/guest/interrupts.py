@@ -166,7 +166,7 @@ class KernelInterrupts:
             if not named.get("running_compiled_code"):  # else the cell has raised, and ends
                 self._raise_if_wanted()
 
-        def heard_by_nobody(one: Any) -> None:
+        def on_unraisable(one: Any) -> None:
             if one.exc_type is not KeyboardInterrupt or not self._cell or threading.get_ident() != self._main:
                 unraisable(one)
                 return
@@ -175,7 +175,7 @@ class KernelInterrupts:
             self._wake_again()
             self._is_open = was
 
-        shell.run_code, shell.showtraceback, sys.unraisablehook = run, show_whole, heard_by_nobody
+        shell.run_code, shell.showtraceback, sys.unraisablehook = run, show_whole, on_unraisable
 
     def _as_interrupt(self, exc_tuple: Any) -> Any:
         """As a person is to see it: where the cell was, and not where we were; and one that waited was interrupted as

@@ -255,7 +255,7 @@ class LoadedProgram:
             if not self._out.put(data):
                 loop.add_writer(self._out.fd, self._write_rest, loop)
 
-        def say(data: bytes, now: bool) -> None:
+        def send_frame(data: bytes, now: bool) -> None:
             if not frames and not now:
                 loop.call_soon(flush)  # at the latest when the application waits for something
             frames.extend(data)
@@ -263,7 +263,7 @@ class LoadedProgram:
                 flush()
 
         try:
-            await self._asgi(number, head, body, say)
+            await self._asgi(number, head, body, send_frame)
             last = encode(ServedFrameKind.END, number)
         except BaseException as error:  # noqa: BLE001 - the caller is told
             last = _end_of(number, error)
@@ -275,8 +275,10 @@ class LoadedProgram:
         if self._out.put():
             loop.remove_writer(self._out.fd)
 
-    async def _asgi(self, number: int, head: dict[str, Any], body: bytes, say: Callable[[bytes, bool], None]) -> None:
-        """``say`` takes a frame, and whether it goes out now."""
+    async def _asgi(
+        self, number: int, head: dict[str, Any], body: bytes, send_frame: Callable[[bytes, bool], None]
+    ) -> None:
+        """``send_frame`` takes a frame, and whether it goes out now."""
         loop, known, came = asyncio.get_running_loop(), self._open[number], [False]
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]]
         scope = {
@@ -303,7 +305,7 @@ class LoadedProgram:
         async def send(message: Mapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())]
-                say(_head_of(number, message["status"], said), False)
+                send_frame(_head_of(number, message["status"], said), False)
             elif message["type"] == "http.response.body":
                 piece = message.get("body", b"")
                 if not isinstance(piece, bytes):
@@ -311,7 +313,7 @@ class LoadedProgram:
                 for part in _parted(piece):
                     if not known.takes_now(len(part)):
                         await loop.run_in_executor(None, known.take, len(part))
-                    say(encode(ServedFrameKind.PIECE, number, part), bool(message.get("more_body")))
+                    send_frame(encode(ServedFrameKind.PIECE, number, part), bool(message.get("more_body")))
 
         await self._module.app(scope, receive, send)
 

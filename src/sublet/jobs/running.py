@@ -365,8 +365,8 @@ class RunningJob:
                 self._hand_out(slot, most, now_ns)
         self._adjust_leases(now_ns)
         self._publish_if_due(now_ns)
-        self._tell_failures()
-        self._tell_events()
+        self._deliver_failures()
+        self._record_events()
         if core.is_over and self._asked == self._answered:
             self._over.set()
 
@@ -378,14 +378,14 @@ class RunningJob:
         self._take_made(self._now())
         if self._held_back and self._store is not None and not self._is_store_lost:
             self._publish(self._held_back)
-        self._tell_failures()
-        self._tell_events()
+        self._deliver_failures()
+        self._record_events()
 
     def _failed(self, error: BaseException) -> None:
         self.error = self.error or error
         self.core.stop(FailReason.CANCELLED)
         self._abandon(self._now())
-        self._tell_failures()
+        self._deliver_failures()
         self._over.set()
         self._deliver([])
 
@@ -707,14 +707,14 @@ class RunningJob:
 
     # ---- telling
 
-    def _tell_failures(self) -> None:
+    def _deliver_failures(self) -> None:
         failures = self.core.failures
         if self._told < len(failures):
             new = failures[self._told :]
             self._told = len(failures)
             self._deliver([Delivered((one.index,), (one.chunk,), None, one) for one in new])
 
-    def _tell_events(self) -> None:
+    def _record_events(self) -> None:
         events = self.core.events
         if not events:
             return

@@ -131,7 +131,7 @@ class WasmTasklet:
         try:
             _compiled(self.module, self.entry)
         except WasmError as error:
-            _say_module(error, self)
+            _add_module_id(error, self)
             raise
 
 
@@ -161,7 +161,7 @@ def run_tasklet(tasklet: WasmTasklet, data: bytes = b"", args: Sequence[str] = (
                 raise
             return TaskletResult(output, _count(run.used))
     except WasmError as error:
-        _say_module(error, tasklet)
+        _add_module_id(error, tasklet)
         raise
     finally:
         if before is not None:
@@ -205,7 +205,7 @@ def _count(fuel: int) -> int:
     return fuel
 
 
-def _say_module(error: WasmError, tasklet: WasmTasklet) -> None:
+def _add_module_id(error: WasmError, tasklet: WasmTasklet) -> None:
     error.module = tasklet.module_id
     error.message = f"WASM module {error.module[:12]}: {error.message}"
 

@@ -270,7 +270,7 @@ class Holder:
                 self._pending = None
                 if self.status is LeaseStatus.JEOPARDY:
                     self._apply(HolderEvent.ANSWERED)
-                    self._tell_again()
+                    self._reapply_refusal_or_notice()
                 if not self.busy:  # if work has begun meanwhile, the next attempt will say so
                     self._put_off(now_ns)
             case RenewalRefused():
@@ -441,11 +441,11 @@ class Holder:
             self._fate = None
             if self._notice is None and self.status is LeaseStatus.NOTICED:
                 self._apply(HolderEvent.SPARE)
-        self._tell_again()
+        self._reapply_refusal_or_notice()
         if recovered:
             self._report(now_ns, HolderWord.RECOVERED, f"{format_duration(self.remaining_ns(now_ns))} left")
 
-    def _tell_again(self) -> None:
+    def _reapply_refusal_or_notice(self) -> None:
         """An answer ended the jeopardy: a refusal or a notice that still stands shows again."""
         if self.status is LeaseStatus.ACTIVE and self._fate is not None:
             self._apply(HolderEvent.REFUSED)

@@ -144,7 +144,7 @@ class Node:
         """
         self._end_expired(now_ns)
         self._warn_who_expires(now_ns)
-        self._look_at_devices(now_ns)
+        self._check_devices(now_ns)
         self._teardowns.advance(self._teardowns, now_ns)
         for live, reason, detail in self._parking.empty():
             self._end_here(live, reason, detail, now_ns)
@@ -415,7 +415,7 @@ class Node:
                 self._hardware.warn(lease, live.epoch, live.deadline_ns)
                 self._parking.warned(lease)
 
-    def _look_at_devices(self, now_ns: int) -> None:
+    def _check_devices(self, now_ns: int) -> None:
         for resource in self._capacity:
             wrong = self._hardware.fault(resource)
             if wrong is None:

@@ -107,11 +107,11 @@ class Additions:
         self._doubtful = [one for one in found if one[0] in adds]
         return _sentences(_BEFORE, [one for one in found if one[0] not in adds])
 
-    def left(self, there: Collection[tuple[str, str]]) -> list[str]:
+    def sentences_after(self, there: Collection[tuple[str, str]]) -> list[str]:
         """What is to be said after a cell on the device, whose process has these, and had not."""
         if not there:
             return []
-        self._look_at_modules()
+        self._scan_modules()
         here = {(one.sort, one.name) for one in self._found()}
         self._doubtful = [one for one in self._doubtful if one not in there]
         self._there.update(one for one in there if one not in here)
@@ -133,7 +133,7 @@ class Additions:
 
     def _identities(self) -> list[int]:
         """Of all that could be an addition. To look at each takes 3 ms where torch is imported; this takes a tenth."""
-        self._look_at_modules()
+        self._scan_modules()
         found = list(map(id, _accessors().values()))
         for formatter in self._formatters().values():
             for printers in formatter.type_printers, formatter.deferred_printers:
@@ -145,7 +145,7 @@ class Additions:
         found += [id(handler) for _, handler in _handlers()]
         return [self._looks, *found, *(_bound_modules() if self._made else ())]
 
-    def _look_at_modules(self) -> None:
+    def _scan_modules(self) -> None:
         modules = list(sys.modules.values())
         if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
             self._modules, self._made, self._looks = modules, list(_made_modules()), self._looks + 1

@@ -379,11 +379,11 @@ def _saved(
     unless it comes twice."""
     try:
         news: guest_persistence.PersistenceNews = kernel.call(
-            guest_persistence.save if options.saves else guest_persistence.look
+            guest_persistence.save if options.saves else guest_persistence.read_status
         )
     except KeyboardInterrupt as interrupt:
         try:
-            return kernel.call(guest_persistence.look), interrupt  # whose turn comes when the save is done
+            return kernel.call(guest_persistence.read_status), interrupt  # whose turn comes when the save is done
         except KeyboardInterrupt:
             handles.forget_committed()
             return guest_persistence.PersistenceNews(), interrupt

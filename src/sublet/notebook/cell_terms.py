@@ -123,7 +123,7 @@ def moving(lease: Lease, what: str) -> Moving:
     return Moving(device=device.id, host=device.host, what=what)
 
 
-def look_in(paths: tuple[str, ...]) -> None:
+def add_import_paths(paths: tuple[str, ...]) -> None:
     """In the guest: import from there as well."""
     import os
 

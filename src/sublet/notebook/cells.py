@@ -31,10 +31,10 @@ from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_io import Placing, Traffic, fates_text, number_of
 from sublet.notebook.cell_terms import (
     FinishedCell,
+    add_import_paths,
     as_numbered,
     check_names,
     fits,
-    look_in,
     moving,
     running,
     with_terms_of,
@@ -50,7 +50,7 @@ from sublet.notebook.in_use import TASK, THREAD, in_use
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, Between, KernelLine, Message
 from sublet.notebook.lending import Lender
-from sublet.notebook.lookups import looked_up
+from sublet.notebook.lookups import possible_lookups
 from sublet.notebook.monkeypatches import ReplacedAttributes
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.on_demand import MESSAGE
@@ -70,7 +70,7 @@ from sublet.notebook.resume import (
     wait_until_gone,
     wait_until_taken,
 )
-from sublet.notebook.status import CellBill, Ended, Finished, Notices, Offered, Starting, Waiting
+from sublet.notebook.status import CellBill, CellEnded, Finished, Notices, OfferAccepted, Starting, Waiting
 from sublet.values import GIB, NS_PER_S, Exclusivity, Tier, format_size
 from sublet.wire.http_views import SESSION_LABEL
 
@@ -176,7 +176,7 @@ class Cells:
         try:
             numbered, ran, waited_s = source if is_whole else as_numbered(source), None, 0.0
             while ran is None:
-                with status.left_behind(), self._interrupts.open():
+                with status.show_if_abandoned(), self._interrupts.open():
                     lease = self._leased(options, status)
                 self._ahead.begin(is_sent=False)
                 waited_s = time.monotonic() - began_s - self._stood_s
@@ -184,7 +184,7 @@ class Cells:
                     self._activities.enter_context(lease.activity())
                     ran = self._run_unless_taken(lease, numbered, python, options, status)
         except GpuSessionEnded as error:  # what it reads went with an earlier lease; this one is as it was
-            status.show(Ended(message=error.message, do=error.do))
+            status.show(CellEnded(message=error.message, do=error.do))
             raise
         except LeaseEnded as error:
             handles = {name: one for name, one in self.handles.all().items() if one.was_of(self._kernel)}
@@ -192,13 +192,13 @@ class Cells:
             inside = self.handles.ended(began_wall_ns)
             bill = self._bill_so_far(began_s, error.end)
             self._leave_ended()
-            status.show(Ended(message=what_ended(error), do=RERUN, bill=bill))
+            status.show(CellEnded(message=what_ended(error), do=RERUN, bill=bill))
             raise session_ended(error, handles, inside) from error
         except (WorkerLost, OutOfMemory) as error:
-            status.show(Ended(message=error.message, do=error.do, bill=self._bill_so_far(began_s, None)))
+            status.show(CellEnded(message=error.message, do=error.do, bill=self._bill_so_far(began_s, None)))
             raise
         except SubletError as error:
-            status.show_abandoned(Ended(message=error.message, do=error.do))
+            status.show_abandoned(CellEnded(message=error.message, do=error.do))
             raise
         lease = self.lease or lease
         self._queued.hold_while_queued(lease)
@@ -289,7 +289,7 @@ class Cells:
         if found.opaque:
             reads |= {name for name in space.visible() if type(space.names[name]) is RemoteValue}
         deletes = frozenset(space.named(found.deletes) - reads)
-        maybe = frozenset(space.visible()) if found.opaque else looked_up(found.lookups, reads, space.names)
+        maybe = frozenset(space.visible()) if found.opaque else possible_lookups(found.lookups, reads, space.names)
         maybe -= reads
         asked = None if found.opaque else found.reads
         return replace(found, reads=frozenset(reads), deletes=deletes, maybe=maybe, asked=asked)
@@ -369,7 +369,7 @@ class Cells:
             status.show(Waiting(place=place.position, reason=place.reason, estimate_s=place.estimate))
 
         def offered(offer: Offer) -> bool:
-            status.show(Offered(what=str(offer)))
+            status.show(OfferAccepted(what=str(offer)))
             return True
 
         wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
@@ -430,7 +430,7 @@ class Cells:
                 self._detach_kernel()  # half of one would be taken for a whole one by the next cell
                 raise
         if options.paths:
-            kernel.call(look_in, options.paths)
+            kernel.call(add_import_paths, options.paths)
         return kernel, line
 
     def _begun(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
@@ -516,10 +516,10 @@ class Cells:
             sending_s, reading = time.monotonic(), self.reading(python)
             sent, restored, placing = self.traffic.send(kernel, reading, options, number)
             self._print_restored(restored)
-            self._tell_problems()
-            self._tell_copies(sent.names)
+            self._show_problems()
+            self._show_copies(sent.names)
             if self._interrupts.are_waiting:
-                status.show_abandoned(Ended(message="interrupted before its first line", do="Rerun this cell."))
+                status.show_abandoned(CellEnded(message="interrupted before its first line", do="Rerun this cell."))
                 if placing:
                     self.traffic.withdraw()
                 else:
@@ -534,13 +534,13 @@ class Cells:
             self._ahead.wait()
             came = self.traffic.take(kernel, options, sent, number, reading.binds, call)
             busy_s = taking_s - began_s - (self._stood_s - stood_s)
-            for name in self._replaced.left(python):
+            for name in self._replaced.unreported(python):
                 show_line(
                     self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too"
                 )
-            for said in self._additions.left(came.out.added):
+            for said in self._additions.sentences_after(came.out.added):
                 show_line(self.shell, said)
-            self._tell_problems()
+            self._show_problems()
         except _Early:
             raise KeyboardInterrupt from None
         except KeyboardInterrupt:
@@ -584,7 +584,7 @@ class Cells:
         if restored.names:
             show_line(self.shell, str(restored))
 
-    def _tell_copies(self, sent: frozenset[str]) -> None:
+    def _show_copies(self, sent: frozenset[str]) -> None:
         """One line for what running code of the notebook goes on to change: the cell has it as it was."""
         if not sent and not self._copied:
             return
@@ -596,7 +596,7 @@ class Cells:
             why = changing[told[0]]
             show_line(self.shell, f"{', '.join(told)}: {why} of the notebook; the cell has a copy as of its first line")
 
-    def _tell_problems(self) -> None:
+    def _show_problems(self) -> None:
         """One line for each setting that could not be carried."""
         problems = self.traffic.problems
         for what, why in problems.items():
@@ -631,11 +631,11 @@ class Cells:
         content["allow_stdin"] = self._front.takes_input
         late_s = time.monotonic() + QUICK_S
 
-        def look() -> float:
+        def update_status() -> float:
             self._wait_while_suspended(options, status)
             if time.monotonic() < late_s:
                 return QUICK_S
-            self._say_it_runs(status)
+            self._show_running(status)
             return LOOK_S
 
         def show(channel: str, message: Message) -> None:
@@ -645,7 +645,7 @@ class Cells:
                 self.traffic.fetch(kernel, sent, message["content"]["name"], message["content"]["bound"])
                 return
             if message["header"]["msg_type"] not in SILENT:
-                self._say_it_runs(status)  # above what the cell says
+                self._show_running(status)  # above what the cell says
             self._front.show(channel, message)
 
         self._between.stop()
@@ -655,12 +655,12 @@ class Cells:
             self._ahead.begin(is_sent=True)
             with self._interrupts.patient():  # each stops the cell, and the lease stays
                 asked = request["header"]["msg_id"]
-                line.finish(asked, show, look=look, interrupts=self._interrupts, call=call)
+                line.finish(asked, show, look=update_status, interrupts=self._interrupts, call=call)
             return call
         finally:
             self._between.watch(line)
 
-    def _say_it_runs(self, status: StatusLine) -> None:
+    def _show_running(self, status: StatusLine) -> None:
         """Now and then in the middle of a cell."""
         if self.lease is not None and self.lease.end is None:
             status.show(running(self.lease), quiet=True)
@@ -677,7 +677,7 @@ class Cells:
             self.lease = None
             self._detach_kernel()
             end_parked(fabric, lease)
-            status.show(Ended(message="interrupted while its device was taken", do="Rerun this cell to reacquire."))
+            status.show(CellEnded(message="interrupted while its device was taken", do="Rerun this cell to reacquire."))
             raise
         self._activities.enter_context(new.activity())
         status.show(running(new), quiet=True)

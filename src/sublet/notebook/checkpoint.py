@@ -88,7 +88,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SaveResult:
     """What one save did."""
 
     number: int
@@ -145,7 +145,7 @@ class NotebookCheckpoint:
         drop: Callable[[Key], bool] = lambda _key: False,
         note: str = "",
         good: int | None = None,
-    ) -> Saved:
+    ) -> SaveResult:
         """Save these, keep what else there is, but for what is to be dropped. Whole or not at all: it raises
         ``CheckpointFailed`` then, and what was saved before is as it was. ``good``: the number of the last checkpoint
         that must stay until then; None: the newest."""
@@ -163,9 +163,9 @@ class NotebookCheckpoint:
         good = base.number if good is None else good
         return self._write(groups, base, carry, now_ns, note, same_as=same_as, began_ns=began_ns, good=good)
 
-    def look(self, source: str) -> CopiedIn:
+    def inspect(self, source: str) -> CopiedIn:
         """What ``import_from`` would find in another place: what a finished cell left."""
-        return self._store.look(source, passing=WITHIN)
+        return self._store.inspect(source, passing=WITHIN)
 
     def import_from(self, source: str, is_bound: Callable[[Key], bool]) -> tuple[str, ...]:
         """Take over what another notebook has saved, as one save. What is here under the same name stays if the
@@ -235,7 +235,7 @@ class NotebookCheckpoint:
         began_ns: int | None = None,
         good: int | None = None,
         brought: tuple[Path, Sequence[Path]] | None = None,
-    ) -> Saved:
+    ) -> SaveResult:
         """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it.
         ``good``: checkpoints before this one may go, if there is no room beside them; None: none may. ``brought``: a
         folder of the staging, and packs in it that are part of the base and are published with it, where needed."""
@@ -263,14 +263,16 @@ class NotebookCheckpoint:
                     staged = replace(staged, packs=packs)
                 if same_as and self._is_newest(staged):
                     then_ns = min(one.wall_ns for one in same_as.values())
-                    return Saved(number=base.number, wall_ns=then_ns, written_bytes=0, state_bytes=capture.state_bytes)
+                    return SaveResult(
+                        number=base.number, wall_ns=then_ns, written_bytes=0, state_bytes=capture.state_bytes
+                    )
                 self._store.publish(staged)
         finally:
             self._forget()
         self._base = staged.base
         self._store.collect(KEEP)
         report = staged.report
-        return Saved(
+        return SaveResult(
             number=report.number,
             wall_ns=now_ns,
             written_bytes=report.written_bytes,

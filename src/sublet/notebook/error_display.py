@@ -22,7 +22,7 @@ SHOWN_BY_IPYTHON: Final = "_render_traceback_"
 
 
 @contextlib.contextmanager
-def said_plainly(*, above: int = 0) -> Iterator[None]:
+def without_traceback(*, above: int = 0) -> Iterator[None]:
     """What is raised in here is shown without its traceback. ``above``: lines of the cell before what is read."""
     try:
         yield

@@ -28,7 +28,7 @@ def digest(group: ObjectGroup) -> bytes:
     """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
     holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
     buffers = group.encoded.buffers
-    said = [_said_of(one) for one in buffers]
+    said = [_content_key(one) for one in buffers]
     return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
 
 
@@ -38,7 +38,7 @@ def is_told_by_digest(buffer: EncodedBuffer) -> bool:
     return buffer.kind is BufferKind.SMALL or (buffer.kind is BufferKind.ARROW and buffer.view.nbytes <= ARROW_MAX)
 
 
-def _said_of(buffer: EncodedBuffer) -> bytes | memoryview:
+def _content_key(buffer: EncodedBuffer) -> bytes | memoryview:
     if buffer.kind is BufferKind.SMALL:
         return buffer.view
     return chunk_hash(buffer.view) if is_told_by_digest(buffer) else buffer.address.to_bytes(8, "little")

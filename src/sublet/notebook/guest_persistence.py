@@ -24,7 +24,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from sublet.errors import CheckpointFailed, NotFound, SubletError
-from sublet.notebook.checkpoint import GENERATORS, NOTICE, WITHIN, About, Key, NotebookCheckpoint, Part, Saved, key_of
+from sublet.notebook.checkpoint import (
+    GENERATORS,
+    NOTICE,
+    WITHIN,
+    About,
+    Key,
+    NotebookCheckpoint,
+    Part,
+    SaveResult,
+    key_of,
+)
 from sublet.notebook.counting import TOO_MANY
 from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.home import HomeRules
@@ -50,7 +60,7 @@ class PersistenceNews:
     """What is here, by name; saved at ``wall_ns``, 0 where it never was."""
     lost: dict[str, str] = field(default_factory=dict)
     """Of these, what cannot be saved, and why: it goes with the lease."""
-    saved: Saved | None = None
+    saved: SaveResult | None = None
     number: int = 0
     """Of the last checkpoint that this guest made, 0 for none."""
     took_s: float = 0.0
@@ -214,7 +224,7 @@ def taken() -> None:
     _state.is_taken = True
 
 
-def look() -> PersistenceNews:
+def read_status() -> PersistenceNews:
     """How it stands, with nothing saved."""
     return PersistenceNews(held=dict(_state.held), lost=dict(_state.lost), number=_state.number)
 
@@ -273,7 +283,7 @@ def checkpoint() -> PersistenceNews | Literal[False]:
         if not _state.is_running:
             if not _state.is_taken:
                 here.ask_again()
-                return look()
+                return read_status()
             news = _save(_names(), everything=False, note=f"{NOTICE}after cell {_state.cell}")
             if news.failed:  # no caller waits for it; so it stands in the log of the guest
                 print(f"sublet: not saved when the lease was taken: {news.failed}", file=sys.stderr)  # noqa: T201
@@ -281,7 +291,7 @@ def checkpoint() -> PersistenceNews | Literal[False]:
             return news if is_cells_own or is_whole else False  # False: an idle lease lasts as long as its notice
         if not is_cells_own:
             here.ask_again()
-            return look()
+            return read_status()
         news = _save_inside(_names())
     if news.failed:
         raise CheckpointFailed(news.failed, do=news.do)
@@ -326,15 +336,15 @@ def _save(space: dict[str, Any], *, everything: bool, note: str = "") -> Persist
     dirty = {name for name in (_state.held if everything else _state.dirty) if name not in _state.lost}
     dirty &= space.keys()
     if devices_are_away():
-        dirty -= _left_behind(dirty)
+        dirty -= _report_unreadable(dirty)
     if _state.place is None or not (dirty or (_state.gone and _state.shelf is not None)):
-        return look()
+        return read_status()
     about = {key_of(Part.DEVICE, name): _state.held[name] for name in dirty}
     values = {key_of(Part.DEVICE, name): space[name] for name in dirty}
     return _written(values, about, _state.gone.__contains__, note or f"cell {_state.cell}")
 
 
-def _left_behind(names: Iterable[str]) -> set[str]:
+def _report_unreadable(names: Iterable[str]) -> set[str]:
     """What of it is on a device that was taken, and so cannot be read any more: named, and the rest is saved."""
     found = {name for name in names if _state.elsewhere.get(name)}
     if found:
@@ -397,9 +407,11 @@ def _written(
         shelf = _shelf()
         saved = shelf.save(values, about, drop=drop, note=note, good=_state.good)
     except SubletError as error:
-        return replace(look(), failed=error.message, do=error.do)
+        return replace(read_status(), failed=error.message, do=error.do)
     except Exception as error:  # noqa: BLE001 - whatever it is, the cell's results must reach the notebook
-        return replace(look(), failed=f"what stays on the device could not be saved: {type(error).__name__}: {error}")
+        return replace(
+            read_status(), failed=f"what stays on the device could not be saved: {type(error).__name__}: {error}"
+        )
     _state.number = saved.number
     _state.gone.clear()
     for key in about:
@@ -409,7 +421,7 @@ def _written(
         _state.held[name] = replace(_state.held[name], wall_ns=saved.wall_ns)
         _state.dirty.discard(name)
         _state.mates[name] = frozenset(mate.removeprefix(_DEVICE) for mate in shelf.together_with(key))
-    return replace(look(), saved=saved, took_s=time.monotonic() - began_s)
+    return replace(read_status(), saved=saved, took_s=time.monotonic() - began_s)
 
 
 def _drop_held(name: str) -> None:

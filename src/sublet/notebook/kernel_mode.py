@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import InvalidRequest, NotFound, Unsupported
 from sublet.invocation import installing
-from sublet.notebook.error_display import said_plainly
+from sublet.notebook.error_display import without_traceback
 from sublet.notebook.options import parse_line
 from sublet.notebook.routing import MAGIC, routed
 
@@ -59,7 +59,7 @@ class KernelMode:
         self.is_users = False
 
     def _run(self, line: str, cell: str) -> None:
-        with said_plainly():
+        with without_traceback():
             self._cells.run(cell, self._options(""), is_whole=True)
 
 

@@ -78,7 +78,7 @@ def lookups_of(tree: ast.AST) -> Lookups:
                 called.add(name)
             case ast.Constant(value=str() as text):
                 speaks_of_main |= text == MAIN
-                words.update(_words(text))
+                words.update(_find_words(text))
             case ast.Name(id=name):
                 speaks_of_main |= name == MAIN
             case ast.Attribute(attr=name):
@@ -101,14 +101,14 @@ def lookups_of(tree: ast.AST) -> Lookups:
     )
 
 
-def looked_up(found: Lookups, reads: Iterable[str], names: Mapping[str, Any]) -> frozenset[str]:
+def possible_lookups(found: Lookups, reads: Iterable[str], names: Mapping[str, Any]) -> frozenset[str]:
     """Names of the namespace that may be looked up. ``reads``: names that the cell reads by name."""
     words: set[str] = set(found.words)
     if found.looks_in_text or found.unpickles:
         for name in reads:
             value = names.get(name)
             if type(value) is str and found.looks_in_text:
-                words.update(_words(value))
+                words.update(_find_words(value))
             elif type(value) is bytes and found.unpickles:
                 words.update(_words_of_pickle(value))
     if found.unpickles:
@@ -132,7 +132,7 @@ def words_of_code(code: CodeType) -> frozenset[str]:
             if isinstance(constant, CodeType):
                 codes.append(constant)
             elif type(constant) is str:
-                words.update(_words(constant))
+                words.update(_find_words(constant))
     return (
         frozenset()
         if TEXT.isdisjoint(calls) and MAIN not in calls
@@ -144,10 +144,10 @@ def words_of_annotations(value: Any) -> frozenset[str]:
     """Of a function or class whose type hints are strings."""
     annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
     texts = [one for one in dict(annotations or {}).values() if type(one) is str]
-    return frozenset(word for text in texts for word in _words(text))
+    return frozenset(word for text in texts for word in _find_words(text))
 
 
-def _words(text: str) -> list[str]:
+def _find_words(text: str) -> list[str]:
     return WORD.findall(text) if len(text) <= TEXT_MAX else []
 
 
@@ -160,7 +160,7 @@ def _words_of_pickle(data: bytes) -> Iterator[str]:
     try:
         for _, argument, _ in pickletools.genops(data):
             if type(argument) is str:
-                yield from _words(argument)
+                yield from _find_words(argument)
     except Exception:  # noqa: BLE001 - it is no pickle, or a damaged one: loading it raises that
         return
 
@@ -182,5 +182,5 @@ def _words_of_doctests(names: Mapping[str, Any]) -> set[str]:
                     examples = parser.get_examples(text)
                 except ValueError:
                     continue
-                found.update(word for example in examples for word in _words(example.source))
+                found.update(word for example in examples for word in _find_words(example.source))
     return found

@@ -12,7 +12,7 @@ from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
 from sublet.notebook.commands import help_text as commands_text
-from sublet.notebook.error_display import said_plainly
+from sublet.notebook.error_display import without_traceback
 from sublet.notebook.options import CellOptions, configured, help_text, parse_line
 from sublet.notebook.output import CellFailed
 from sublet.notebook.routing import is_about_shell
@@ -41,7 +41,7 @@ class GpuMagics(Magics):
         if line.strip() in ASKS:
             print(f"%%gpu runs a cell on a leased device.\n{help_text()}")  # noqa: T201
             return
-        with said_plainly(above=1):
+        with without_traceback(above=1):
             if line.strip() == "explain":
                 print(self.cells.explained(cell))  # noqa: T201
                 return
@@ -62,7 +62,7 @@ class GpuMagics(Magics):
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
     def gpu_line(self, line: str) -> None:
         """Show the status: ``%gpu help`` lists the commands."""
-        with said_plainly():
+        with without_traceback():
             print(run_command(self.cells, self.shell, line))  # noqa: T201
 
     @line_magic("debug")  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ class GpuMagics(Magics):
         if line.strip() or not isinstance(getattr(sys, "last_value", None), CellFailed):
             self._debug_here(line)
             return
-        with said_plainly():
+        with without_traceback():
             self.cells.debug()
 
     gpu.__doc__ = f"Run this cell on a leased device.\n\n{help_text()}"

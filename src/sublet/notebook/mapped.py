@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sublet.durable import rebuild
 from sublet.errors import CapacityExceeded, InvalidRequest, JobFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.cell_io import number_of
-from sublet.notebook.cell_terms import as_numbered, check_names, look_in, nearest_name, with_what_is_free
+from sublet.notebook.cell_terms import add_import_paths, as_numbered, check_names, nearest_name, with_what_is_free
 from sublet.notebook.home import HomeRules
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.namespace import HIDDEN
@@ -37,7 +37,7 @@ from sublet.notebook.output import StatusLine, show_line
 from sublet.notebook.ownership import FOLDER_VARIABLE, SIZES
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import compiler_flags
-from sublet.notebook.status import CellBill, Ended, Mapped
+from sublet.notebook.status import CellBill, CellEnded, Mapped
 from sublet.state.transfer.codec import Encoding, can_travel
 from sublet.state.transfer.loading import decode
 from sublet.values import GIB, NS_PER_S, shown
@@ -96,7 +96,7 @@ class MappedCell:
         return MappedCell, (self._source, self._flags, self._head, buffers, self._gives, self._paths)
 
     def __call__(self, data: bytes) -> bytes:
-        look_in(self._paths)
+        add_import_paths(self._paths)
         linecache.cache[FILE] = (len(self._source), None, self._source.splitlines(keepends=True), FILE)
         flags = self._flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code = compile(self._source, FILE, "exec", flags, dont_inherit=True)
@@ -197,7 +197,7 @@ def map_cell(cells: Cells, source: str, options: CellOptions, given: CellOptions
     status = StatusLine(cells.shell)
     fabric = cells.fabric()
     before = _billed(fabric, name)
-    with interrupts_wait() as interrupts, _left_behind(status), _store(cells, fabric, name) as store:
+    with interrupts_wait() as interrupts, _showing_end(status), _store(cells, fabric, name) as store:
         progress = _Progress(status, len(chunks))
         terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
         coordinator = jobs.JobCoordinator(
@@ -245,15 +245,15 @@ def map_cell(cells: Cells, source: str, options: CellOptions, given: CellOptions
 
 
 @contextlib.contextmanager
-def _left_behind(status: StatusLine) -> Iterator[None]:
+def _showing_end(status: StatusLine) -> Iterator[None]:
     """The line says how a run ended that has no results."""
     try:
         yield
     except KeyboardInterrupt:
-        status.show(Ended(message="interrupted: finished items are kept", do="Run the cell again for the others."))
+        status.show(CellEnded(message="interrupted: finished items are kept", do="Run the cell again for the others."))
         raise
     except SubletError as error:
-        status.show_abandoned(Ended(message=error.message, do=error.do))
+        status.show_abandoned(CellEnded(message=error.message, do=error.do))
         raise
 
 

@@ -72,7 +72,7 @@ class ReplacedAttributes:
                 found.append(ReplacedAttribute(".".join(chain), value[1]))
         return found
 
-    def left(self, cell: str) -> list[str]:
+    def unreported(self, cell: str) -> list[str]:
         """Attributes of libraries and of modules that ``cell`` has set on a device, where it ran: said once of each."""
         found = []
         for chain in sorted(assigned_attributes(cell)):

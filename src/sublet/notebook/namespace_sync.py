@@ -184,7 +184,7 @@ def _in_one_look(method: Callable[P, T]) -> Callable[P, T]:
     """What is encoded meanwhile is not used after it."""
 
     @functools.wraps(method)
-    def looked(*args: P.args, **named: P.kwargs) -> T:
+    def in_one_look(*args: P.args, **named: P.kwargs) -> T:
         try:
             return method(*args, **named)
         finally:
@@ -192,7 +192,7 @@ def _in_one_look(method: Callable[P, T]) -> Callable[P, T]:
             assert isinstance(space, Space)
             space._forget_figures()
 
-    return looked
+    return in_one_look
 
 
 class Space:

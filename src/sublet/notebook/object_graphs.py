@@ -343,7 +343,7 @@ class _Survey:
         """Of each object the name that led to it first."""
         self._left = SURVEY_MAX
 
-    def look(self, name: str, value: Any) -> tuple[dict[int, _Node], set[str]]:
+    def walk(self, name: str, value: Any) -> tuple[dict[int, _Node], set[str]]:
         """What the value leads to that no name before did, and the names that led to the rest."""
         nodes: dict[int, _Node] = {}
         owners: set[str] = set()
@@ -406,7 +406,7 @@ def graphs_of(values: Mapping[str, Any]) -> dict[str, Graph]:
         if type(value) in TEXTS and len(value) > TEXT_MAX:
             continue
         try:
-            nodes, owners = survey.look(name, value)
+            nodes, owners = survey.walk(name, value)
         except Exception:  # noqa: BLE001 - of an unknown kind, or one of its own methods fails
             continue
         graph = Graph({name: value}, nodes)

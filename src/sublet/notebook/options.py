@@ -170,7 +170,7 @@ _ELSEWHERE: Final = {
 def parse_line(line: str, base: CellOptions | None = None) -> CellOptions:
     """The options of a line, over ``base``. Raises ``InvalidRequest``, which names what was probably meant."""
     options, seen = base or CellOptions(), set[str]()
-    for option, value in _words(line):
+    for option, value in _parse_words(line):
         flag = option.flag
         if flag in seen and flag != "--with":
             raise InvalidRequest(f"{flag} is given twice", do="Give it once.")
@@ -203,7 +203,7 @@ def help_text() -> str:
     return "\n".join(f"  {flag:<{width}}  {option.says}" for flag, option in zip(left, OPTIONS, strict=True))
 
 
-def _words(line: str) -> Iterator[tuple[_Option, str]]:
+def _parse_words(line: str) -> Iterator[tuple[_Option, str]]:
     try:
         words = shlex.split(line)
     except ValueError as error:

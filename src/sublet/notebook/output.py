@@ -22,8 +22,8 @@ from sublet.durable.rebuild import graph_hint
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.status import (
+    CellEnded,
     CellStatus,
-    Ended,
     Running,
     Starting,
     Suspended,
@@ -119,7 +119,7 @@ class ShellFront:
                 stream.write(content["text"])
                 stream.flush()
             case "execute_result" if self._has_numbers:
-                self._say_result(content)
+                self._show_result(content)
             case "execute_result" if self.is_terminal:
                 self._shell.displayhook.write_output_prompt()
                 print(content["data"].get("text/plain", ""))  # noqa: T201
@@ -160,7 +160,7 @@ class ShellFront:
         """Whether a result can be shown under the number of its cell: in a kernel, unless ``%%capture`` takes it."""
         return self.kernel is not None and hasattr(self._shell.display_pub, "pub_socket")
 
-    def _say_result(self, content: dict[str, Any]) -> None:
+    def _show_result(self, content: dict[str, Any]) -> None:
         """The value of the last line: with the number that the cell has here, not there."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -286,20 +286,20 @@ class StatusLine:
         self._was_cleared = False
 
     @contextlib.contextmanager
-    def left_behind(self) -> Iterator[None]:
+    def show_if_abandoned(self) -> Iterator[None]:
         """Show that the request left the queue if the block raises, so that it does not seem to wait on."""
         try:
             yield
         except KeyboardInterrupt:
             self.show_abandoned(
-                Ended(message="interrupted, and not in line any more", do="Rerun this cell to ask again.")
+                CellEnded(message="interrupted, and not in line any more", do="Rerun this cell to ask again.")
             )
             raise
         except SubletError as error:
-            self.show_abandoned(Ended(message=error.message, do=error.do))
+            self.show_abandoned(CellEnded(message=error.message, do=error.do))
             raise
 
-    def show_abandoned(self, status: Ended) -> None:
+    def show_abandoned(self, status: CellEnded) -> None:
         """The cell is given up: what was said of it does not hold any more."""
         if self._id or self._last:  # of what an interrupt cut short just after it was shown, the id alone
             self.show(status, quiet=True)
@@ -333,7 +333,7 @@ class StatusLine:
         if isinstance(status, (Starting, Running)):
             self._timer = start_timer("status", left_s, lambda: self._show_late(status))
             return True
-        return isinstance(status, Ended) or not is_unusual(status)
+        return isinstance(status, CellEnded) or not is_unusual(status)
 
     def _show_late(self, status: CellStatus) -> None:
         with self._lock:

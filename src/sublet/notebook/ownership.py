@@ -217,7 +217,7 @@ class Owner:
 
         try:
             with self._read(fabric, second) as source:
-                return NotebookCheckpoint(second.store).look(source).wall_ns
+                return NotebookCheckpoint(second.store).inspect(source).wall_ns
         except SubletError:
             return 0
 

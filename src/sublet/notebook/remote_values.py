@@ -16,7 +16,7 @@ from sublet.durable import rebuild
 from sublet.errors import InvalidRequest, SubletError, Unpicklable
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook import guest_persistence
-from sublet.notebook.checkpoint import GENERATORS, About, Key, NotebookCheckpoint, Part, Saved, key_of
+from sublet.notebook.checkpoint import GENERATORS, About, Key, NotebookCheckpoint, Part, SaveResult, key_of
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.remote_value import RemoteValue, any_handles, clock_time, lost_handle
@@ -304,7 +304,7 @@ class RemoteValues:
 
     def checkpoint(
         self, names: Iterable[str], shelf: NotebookCheckpoint, cell: int, generators: Changes
-    ) -> tuple[Saved | None, dict[str, str]]:
+    ) -> tuple[SaveResult | None, dict[str, str]]:
         """Save these of the notebook's own variables, and the states of random generators; what cannot be saved, and
         why."""
         values: dict[Key, Any] = {}

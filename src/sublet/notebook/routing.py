@@ -32,7 +32,7 @@ def is_about_shell(lines: Iterable[str]) -> bool:
 def stays_here(cell: str) -> bool:
     """Whether a cell is not for the device as a whole. One with ``%%gpu`` goes there by itself."""
     lines = [line for line in cell.splitlines() if line.strip()]
-    if lines and _words(lines[0])[:1] in (["%%gpu"], [HERE]):
+    if lines and _split_words(lines[0])[:1] in (["%%gpu"], [HERE]):
         return True
     return is_about_shell(lines) or all(line.lstrip().startswith("#") or _OURS.match(line) for line in lines)
 
@@ -44,7 +44,7 @@ def routed(lines: Sequence[str]) -> list[str]:
     if not stays_here(cell):
         return [f"get_ipython().run_cell_magic({MAGIC!r}, '', {cell!r})\n"]
     first = next((at for at, line in enumerate(lines) if line.strip()), None)
-    if first is None or _words(lines[first])[:1] != [HERE]:
+    if first is None or _split_words(lines[first])[:1] != [HERE]:
         return list(lines)
     rest = list(lines[first + 1 :])
     if next((line for line in rest if line.strip()), "").startswith("%%"):
@@ -52,5 +52,5 @@ def routed(lines: Sequence[str]) -> list[str]:
     return [*lines[:first], f"# {lines[first]}", *rest]
 
 
-def _words(line: str) -> list[str]:
+def _split_words(line: str) -> list[str]:
     return line.split() if line.startswith("%%") else []

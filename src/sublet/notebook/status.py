@@ -94,7 +94,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class OfferAccepted:
     """Less, or another model, was offered and accepted, as the options of the cell allow."""
 
     what: str
@@ -152,7 +152,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class CellEnded:
     """The lease ended while the cell ran, or was not to be had."""
 
     message: str
@@ -178,18 +178,18 @@ class Mapped:
     """None while it runs."""
 
 
-CellStatus = Waiting | Offered | Starting | Moving | Running | Suspended | Finished | Ended | Mapped
+CellStatus = Waiting | OfferAccepted | Starting | Moving | Running | Suspended | Finished | CellEnded | Mapped
 
 
 _COLOURS: Final[dict[type[CellStatus], str]] = {
     Waiting: _AMBER,
-    Offered: _AMBER,
+    OfferAccepted: _AMBER,
     Starting: _BLUE,
     Moving: _BLUE,
     Running: _BLUE,
     Suspended: _AMBER,
     Finished: _GREEN,
-    Ended: _AMBER,
+    CellEnded: _AMBER,
     Mapped: _BLUE,
 }
 
@@ -225,7 +225,7 @@ def _parts(status: CellStatus) -> list[str]:
         case Waiting():
             about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
             return [f"queued, place {status.place}", *about, status.reason, "interrupt to cancel"]
-        case Offered():
+        case OfferAccepted():
             return ["offered", status.what, "accepted"]
         case Starting():
             return [_device(status.device, status.host), "starting"]
@@ -255,7 +255,7 @@ def _parts(status: CellStatus) -> list[str]:
             return [_device(status.device, status.host), *status.bill.parts(), *moved]
         case Mapped():
             return _mapped(status)
-        case Ended():
+        case CellEnded():
             bill = [] if status.bill is None else status.bill.parts()
             return [typeable(_first_line(status.message)), *bill, typeable(status.do)]
 

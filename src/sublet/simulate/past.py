@@ -10,7 +10,7 @@ from sublet.office.journal import audit
 from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import LeaseRecord
-from sublet.simulate.replay import Hardware
+from sublet.simulate.replay import ReplayHardware
 from sublet.simulate.workload import CELLS_MAX, Cell, WorkloadSession
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
 from sublet.wire.decoders import decoder
@@ -22,7 +22,7 @@ _decode: Final = decoder(_Told).decode
 _MIN: Final = 60 * NS_PER_S
 
 
-def read_journal(path: Path) -> tuple[list[WorkloadSession], Hardware]:
+def read_journal(path: Path) -> tuple[list[WorkloadSession], ReplayHardware]:
     """Each lease with GPUs that has ended, as a session of one cell, and the GPUs that the office had. The cell is as
     long as the lease was busy, or, where that was not told, as long as it was held."""
     leases: dict[LeaseId, LeaseRecord] = {}
@@ -79,10 +79,10 @@ def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> Workl
     )
 
 
-def _hardware(nodes: dict[NodeId, Inventory]) -> Hardware:
+def _hardware(nodes: dict[NodeId, Inventory]) -> ReplayHardware:
     sizes = [[device.capacity for device in node.devices if device.kind is Kind.GPU] for node in nodes.values()]
     capacities = [capacity for node in sizes for capacity in node]
-    return Hardware(
+    return ReplayHardware(
         gpus=max(1, len(capacities)),
         per_node=max(1, *map(len, sizes), 1),
         vram_gib=max(capacities, default=80 * GIB) / GIB,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sublet.lazy_dataclass import dataclass
-from sublet.simulate.replay import Hardware, fluid_bound_ns
+from sublet.simulate.replay import ReplayHardware, fluid_bound_ns
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import NS_PER_S
@@ -50,7 +50,7 @@ PEERS: Final = (
 )
 
 
-def run_peer(peer: Peer, sessions: Sequence[WorkloadSession], hardware: Hardware) -> Result:
+def run_peer(peer: Peer, sessions: Sequence[WorkloadSession], hardware: ReplayHardware) -> Result:
     """The whole workload under this peer."""
     return _Run(peer, sessions, hardware).run()
 
@@ -76,7 +76,7 @@ class _Holder:
 
 
 class _Run:
-    def __init__(self, peer: Peer, sessions: Sequence[WorkloadSession], hardware: Hardware) -> None:
+    def __init__(self, peer: Peer, sessions: Sequence[WorkloadSession], hardware: ReplayHardware) -> None:
         self._peer, self._hardware = peer, hardware
         self.result = Result(
             name=peer.name, gpus=hardware.gpus, sessions=len(sessions), fluid_ns=fluid_bound_ns(sessions, hardware)

@@ -61,7 +61,7 @@ ROUNDED: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class ReplayHardware:
     """GPUs of one kind, on nodes of one size; the last node has what is left."""
 
     gpus: int
@@ -78,7 +78,7 @@ class Hardware:
         return cell.gpus <= min(self.gpus, self.per_node) and cell.vram_gib <= self.vram_gib
 
 
-def fluid_bound_ns(sessions: Sequence[WorkloadSession], hardware: Hardware) -> int:
+def fluid_bound_ns(sessions: Sequence[WorkloadSession], hardware: ReplayHardware) -> int:
     """Before which no policy is through with all cells, counted from minute 0.
 
     No cell comes before its time, since those before it can only make it later. So what comes after a moment has to be
@@ -92,7 +92,7 @@ def fluid_bound_ns(sessions: Sequence[WorkloadSession], hardware: Hardware) -> i
     return int(bound_min * _MIN * (1 - ROUNDED))
 
 
-def _planned(sessions: Sequence[WorkloadSession], hardware: Hardware) -> Iterator[tuple[float, Cell]]:
+def _planned(sessions: Sequence[WorkloadSession], hardware: ReplayHardware) -> Iterator[tuple[float, Cell]]:
     """When each cell with GPUs would start if none waited, of those that fit."""
     for session in sessions:
         at_min = session.start_min
@@ -137,7 +137,7 @@ def read_costs(path: Path) -> Costs:
     return Costs(clear_ns=clear_ns, move_ns=move_ns, start_ns=start_ns, source=f"measured, {path.name}")
 
 
-def assumptions(hardware: Hardware, costs: Costs, rules: Rules, *, shared: bool) -> list[str]:
+def assumptions(hardware: ReplayHardware, costs: Costs, rules: Rules, *, shared: bool) -> list[str]:
     """What is not the ledger's own, one line each."""
     found = [
         f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}",
@@ -232,7 +232,7 @@ class Replay:
     def __init__(
         self,
         sessions: Sequence[WorkloadSession],
-        hardware: Hardware,
+        hardware: ReplayHardware,
         *,
         rules: Rules | None = None,
         costs: Costs | None = None,

@@ -13,7 +13,7 @@ from sublet.studio.overview import Overview
 from sublet.studio.overview_page import cards, many, reservation_row, section, share_of, wants
 from sublet.studio.page import Html, error_part, live_page, moment, tag
 from sublet.studio.people import Person
-from sublet.studio.plan import Plan, Queue
+from sublet.studio.plan import CoursePlan, Queue
 from sublet.studio.views import about
 from sublet.values import NS_PER_S, Kind, format_duration, shown
 from sublet.wire.http import GroupView, LeaseView, PlaceAnswer
@@ -34,7 +34,7 @@ class Course:
     """Those whose tenant is in the group."""
     owners: Mapping[str, str]
     """By session, whose it is: of the leases that are held or waited for."""
-    plan: Plan | SubletError | None
+    plan: CoursePlan | SubletError | None
     """What was saved last, or why it cannot be read."""
 
 

@@ -199,7 +199,7 @@ class HubPeople:
             self._studio.people.revoke(body.user, server_label(body.server))
         return {}
 
-    def look_at_servers(self) -> None:
+    def update_servers(self) -> None:
         """Prolong the tokens of servers that run, and tell the hub in which of them something runs, so that its culler
         leaves these alone and ends the others. Raises ``SubletError``."""
         tokens = self._studio.people.of_servers()
@@ -232,7 +232,7 @@ class HubPeople:
         failing = ""
         while not stopped.wait(self._studio.settings.hub_report_s):
             try:
-                self.look_at_servers()
+                self.update_servers()
                 said = ""
             except SubletError as error:
                 said = error.message

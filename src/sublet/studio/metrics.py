@@ -88,7 +88,7 @@ class Counted:
             return
         status, part, metrics = 500, _part(scope["path"]), self._metrics
 
-        async def told(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -97,7 +97,7 @@ class Counted:
         began_s = time.monotonic()
         metrics.open_pages += part == "live"
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_noting_status)
         finally:
             metrics.open_pages -= part == "live"
             metrics.requests.inc(part, f"{status // 100}xx")

@@ -33,7 +33,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Requests that waited at once, at most."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CoursePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of the planner."""
 
     version: Literal[1] = 1
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """With one GPU less; None where there was only one."""
 
 
-def save_plan(sessions: Path, group: str, plan: Plan) -> Path:
+def save_plan(sessions: Path, group: str, plan: CoursePlan) -> Path:
     """In place of the one before it. ``sessions`` is the folder of the sessions."""
     folder = make_private_dir(make_private_dir(sessions) / FOLDER)
     path = folder / _name(group)
@@ -59,11 +59,11 @@ def save_plan(sessions: Path, group: str, plan: Plan) -> Path:
     return path
 
 
-def last_plan(sessions: Path, group: str) -> Plan | None:
+def last_plan(sessions: Path, group: str) -> CoursePlan | None:
     """The newest one for this group; None where none was saved."""
     path = sessions / FOLDER / _name(group)
     try:
-        return decode_as(read_whole(path, BYTES_MAX), Plan)
+        return decode_as(read_whole(path, BYTES_MAX), CoursePlan)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

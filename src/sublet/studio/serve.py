@@ -32,12 +32,12 @@ from sublet.studio.people import OWNER_TENANT
 from sublet.studio.records import Session, Terms
 from sublet.studio.serving import (
     STATUS,
-    Acquire,
+    AcquireLease,
     Break,
     Cancel,
     Effect,
     GiveUp,
-    Launch,
+    LaunchProgram,
     Limits,
     ProgramState,
     ProgramTransitionError,
@@ -181,7 +181,7 @@ class ServedProgram:
             raise RuntimeError(f"a served program speaks HTTP, not {scope['type']}")
         body = await _whole_body(receive)
         if body is None:
-            await _say_error(scope, send, 413, f"the request has more than {BODY_MAX} bytes", "Send less at a time.")
+            await _send_error(scope, send, 413, f"the request has more than {BODY_MAX} bytes", "Send less at a time.")
             return
         self._number += 1
         number, answer = self._number, _Answer(_request_head(scope), body)
@@ -190,12 +190,12 @@ class ServedProgram:
             self._served.retry_load()
         self._do(self._served.arrived(number, self._now()))
         gone = asyncio.create_task(_until_gone(receive))
-        gone.add_done_callback(lambda _: self._left(number))
+        gone.add_done_callback(lambda _: self._on_disconnect(number))
         try:
             await self._relay(number, answer, scope, send)
         finally:
             gone.cancel()
-            self._left(number)
+            self._on_disconnect(number)
 
     async def _relay(self, number: int, answer: _Answer, scope: Scope, send: SendMessage) -> None:
         while True:
@@ -226,7 +226,7 @@ class ServedProgram:
         with contextlib.suppress(ProgramTransitionError):
             self._served.moved(number, self._now())
 
-    def _left(self, number: int) -> None:
+    def _on_disconnect(self, number: int) -> None:
         if self._answers.pop(number, None) is not None:
             self._do(self._served.disconnected(number, self._now()))
 
@@ -239,7 +239,7 @@ class ServedProgram:
                 more = await asyncio.to_thread(self._place)
         if said.detail:
             message = f"{message}: {said.detail}"
-        await _say_error(scope, send, STATUS[said.why], message, do, kind=said.why.value, **more)
+        await _send_error(scope, send, STATUS[said.why], message, do, kind=said.why.value, **more)
 
     def _place(self) -> dict[str, Any]:
         (view,) = session_views(self._fabric, [self._sessions.find(self.session.id)])
@@ -253,12 +253,12 @@ class ServedProgram:
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Acquire():
+                case AcquireLease():
                     self._is_withdrawn.clear()
                     self._acquiring = start_thread("served_acquire", self._acquire, failed=self._not_acquired)
                 case Withdraw():
                     _ = start_thread("served_withdraw", self._withdraw)
-                case Launch():
+                case LaunchProgram():
                     _ = start_thread("served_launch", self._launch)
                 case Send(number):
                     self._give(number)
@@ -631,7 +631,7 @@ _SENTENCES: Final[Mapping[Why, tuple[str, str]]] = {
 }
 
 
-async def _say_error(
+async def _send_error(
     scope: Scope, send: SendMessage, status: int, message: str, do: str, *, kind: str = "", **more: Any
 ) -> None:
     """JSON for programs, a page for browsers; with when to try again."""

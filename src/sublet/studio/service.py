@@ -31,7 +31,7 @@ from sublet.studio.open_pages import Mark, OpenPages
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.page import ENDED_SHOWN, ConnectView
 from sublet.studio.people import OWNER_TENANT, People, Person, records_folder
-from sublet.studio.plan import Plan, last_plan
+from sublet.studio.plan import CoursePlan, last_plan
 from sublet.studio.presence import PersonPresence, Presences
 from sublet.studio.records import Entry, Granted, Moved, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
@@ -307,7 +307,7 @@ class PersonSessions:
                 self._begin(session, _FOREVER)
 
     @contextlib.contextmanager
-    def told_of_changes(self, wake: Callable[[], object]) -> Iterator[None]:
+    def wake_on_change(self, wake: Callable[[], object]) -> Iterator[None]:
         """``wake`` is called after each change that comes of this process: a request of the person, or its answer."""
         with self._lock:
             self._open[id(wake)] = wake
@@ -521,7 +521,7 @@ class Studio:
             if lease.tenant in tenants and lease.end is None and (ident := lease.labels.get(SESSION_LABEL)):
                 owners[ident] = self._owner(ident, [one for one in members if one.tenant == lease.tenant])
         try:
-            plan: Plan | SubletError | None = last_plan(sessions_folder(str(self._home)), group)
+            plan: CoursePlan | SubletError | None = last_plan(sessions_folder(str(self._home)), group)
         except SubletError as error:
             plan = error
         return Course(group=group, seen=seen, members=members, owners=owners, plan=plan)

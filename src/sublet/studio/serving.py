@@ -130,7 +130,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Acquire:
+class AcquireLease:
     """Ask for a lease."""
 
 
@@ -140,7 +140,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchProgram:
     """Start the program under the lease, and load it."""
 
 
@@ -180,7 +180,7 @@ class GiveUp:
     """End the program and give its lease back."""
 
 
-Effect: TypeAlias = Acquire | Withdraw | Launch | Send | Cancel | Say | Break | GiveUp
+Effect: TypeAlias = AcquireLease | Withdraw | LaunchProgram | Send | Cancel | Say | Break | GiveUp
 
 
 @dataclass(slots=True)
@@ -254,12 +254,12 @@ class Served:
 
     def granted(self, now_s: float) -> list[Effect]:
         self._enter(_E.GRANT, now_s)
-        return [Launch()]
+        return [LaunchProgram()]
 
     def refused(self, detail: str, now_s: float, *, why: Why = Why.REFUSED) -> list[Effect]:
         """There is no lease: refused by the office, or withdrawn."""
         self._enter(_E.REFUSE, now_s)
-        return self._say_to_waiting(why, detail)
+        return self._answer_waiting(why, detail)
 
     def lost(self, detail: str, now_s: float) -> list[Effect]:
         """The program is gone, and its lease with it or given back. What it was not given waits for the next."""
@@ -268,7 +268,7 @@ class Served:
         self._gives_up = False
         effects = [effect for number in self._sent() for effect in self._drop(number, Why.LOST, detail)]
         if was_loading:
-            effects += self._say_to_waiting(Why.LOST, detail)
+            effects += self._answer_waiting(Why.LOST, detail)
         return effects + self._advance(now_s)
 
     # ---- the program
@@ -287,7 +287,7 @@ class Served:
         effects: list[Effect] = []
         if was_loading:
             self._broken, self._broken_until_s = detail or "it cannot be loaded", now_s + self.limits.retry_s
-            effects += self._say_to_waiting(Why.BROKEN, self._broken)
+            effects += self._answer_waiting(Why.BROKEN, self._broken)
         return effects + self._fail_waiting()
 
     def leaving(self, now_s: float) -> list[Effect]:
@@ -383,7 +383,7 @@ class Served:
         match self.state:
             case _S.COLD:
                 self._enter(_E.ASK, now_s)
-                return [Acquire()]
+                return [AcquireLease()]
             case _S.LEAVING:
                 return [] if self.inside else self._fail_waiting()
             case _S.SERVING:
@@ -415,7 +415,7 @@ class Served:
             return []
         return [Break(number, why) if one.is_begun else Say(number, why, detail)]
 
-    def _say_to_waiting(self, why: Why, detail: str) -> list[Effect]:
+    def _answer_waiting(self, why: Why, detail: str) -> list[Effect]:
         numbers = [number for number, one in self._requests.items() if not one.is_sent]
         for number in numbers:
             del self._requests[number]

@@ -194,14 +194,14 @@ class _Line:
         try:
             await self._free.acquire()
         except BaseException:
-            self._left()
+            self._leave()
             raise
 
     def release(self) -> None:
         self._free.release()
-        self._left()
+        self._leave()
 
-    def _left(self) -> None:
+    def _leave(self) -> None:
         self._users -= 1
         if not self._users:
             del self._lines[self._key]

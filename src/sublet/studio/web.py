@@ -715,7 +715,7 @@ class _Web:
         def wake(may_see_other: bool = False) -> None:
             loop.call_soon_threadsafe(changed.note, may_see_other)
 
-        with self._studio.pages.woken(visit.cookie, visit.token, shown, wake), visit.mine.told_of_changes(wake):
+        with self._studio.pages.woken(visit.cookie, visit.token, shown, wake), visit.mine.wake_on_change(wake):
             async for part in self._parts(visit, part_of, changed, of_office):
                 yield part
 

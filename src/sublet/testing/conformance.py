@@ -15,7 +15,7 @@ from __future__ import annotations
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch, SubletError
 from sublet.lease_end import EndReason
 from sublet.testing.machine import FaultName
-from sublet.testing.office_in_short import AgentBench, OfficeInShort, part_of, refused, said
+from sublet.testing.office_in_short import AgentBench, OfficeInShort, part_of, refused, reports_of
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, TornDown
 
@@ -41,8 +41,8 @@ class AgentConformance(OfficeInShort):
 
     def torn_down(self, bench: AgentBench, count: int = 1) -> None:
         """Wait until that was said so often."""
-        self.wait(bench, lambda: len(said(bench, TornDown)) >= count, self.settle_s)
-        assert len(said(bench, TornDown)) == count
+        self.wait(bench, lambda: len(reports_of(bench, TornDown)) >= count, self.settle_s)
+        assert len(reports_of(bench, TornDown)) == count
 
     # ---- what is accepted ----
 
@@ -55,7 +55,7 @@ class AgentConformance(OfficeInShort):
         """The live pair is accepted; the epochs before and after it are stale."""
         bench = self.make_bench()
         self.grant(bench, A, E6)
-        assert said(bench, Held) == [Held(node=bench.agent.node, lease=A, epoch=E6, number=1)]
+        assert reports_of(bench, Held) == [Held(node=bench.agent.node, lease=A, epoch=E6, number=1)]
         bench.work(A, E6)
         assert bench.at_work(A)
         refused(bench, A, E5, StaleEpoch)
@@ -67,7 +67,7 @@ class AgentConformance(OfficeInShort):
         bench = self.make_bench()
         self.grant(bench, A, E5)
         self.grant(bench, A, E5)
-        assert [report.number for report in said(bench, Held)] == [1, 1]
+        assert [report.number for report in reports_of(bench, Held)] == [1, 1]
 
     def test_a_newer_epoch_makes_the_older_one_stale(self) -> None:
         """After an attach only the new epoch is accepted, and the old grant, arriving late, does not bring it back."""
@@ -92,25 +92,25 @@ class AgentConformance(OfficeInShort):
         self.extend(bench, A, E5, number=2, ttl_s=2)  # from now on: on a busy machine it takes long to begin work
         self.sleep(bench, 2)
         refused(bench, A, E5, LeaseExpired)
-        self.wait(bench, lambda: len(said(bench, EndedHere)) > 1 and not bench.at_work(A), self.settle_s)
+        self.wait(bench, lambda: len(reports_of(bench, EndedHere)) > 1 and not bench.at_work(A), self.settle_s)
         assert not bench.at_work(A)
-        ends = said(bench, EndedHere)
+        ends = reports_of(bench, EndedHere)
         assert ends
         assert {(end.lease, end.epoch, end.reason) for end in ends} == {(A, E5, EndReason.EXPIRED)}
         assert len(ends) > 1
-        assert not said(bench, TornDown), "the office has not asked yet"
+        assert not reports_of(bench, TornDown), "the office has not asked yet"
         self.end(bench, A, E5, reason=EndReason.EXPIRED)
         self.torn_down(bench)
         bench.reports.clear()
         bench.pass_time(self.quiet_s)
-        assert not said(bench, EndedHere), "it was answered"
+        assert not reports_of(bench, EndedHere), "it was answered"
 
     def test_an_extension_moves_the_deadline(self) -> None:
         """Once it is held, the lease lives past its old deadline and ends at the new one."""
         bench = self.make_bench()
         self.grant(bench, A, E5, ttl_s=12)
         self.extend(bench, A, E5, number=2, ttl_s=600)
-        assert [report.number for report in said(bench, Held)] == [1, 2]
+        assert [report.number for report in reports_of(bench, Held)] == [1, 2]
         self.sleep(bench, 12)
         bench.work(A, E5)
         self.extend(bench, A, E5, number=3, ttl_s=2)
@@ -123,7 +123,7 @@ class AgentConformance(OfficeInShort):
         self.grant(bench, A, E5)
         self.extend(bench, A, E5, number=3, ttl_s=600)
         self.extend(bench, A, E5, number=2, ttl_s=1)
-        assert [report.number for report in said(bench, Held)] == [1, 3, 2]
+        assert [report.number for report in reports_of(bench, Held)] == [1, 3, 2]
         self.sleep(bench, 2)
         bench.work(A, E5)
 
@@ -143,8 +143,8 @@ class AgentConformance(OfficeInShort):
         self.sleep(bench, 2)
         bench.reports.clear()
         self.extend(bench, A, E5, number=2, ttl_s=60)
-        assert said(bench, NotHeld)
-        assert not said(bench, Held)
+        assert reports_of(bench, NotHeld)
+        assert not reports_of(bench, Held)
         refused(bench, A, E5, LeaseExpired)
 
     def test_an_extension_of_a_lease_it_never_saw_is_not_answered(self) -> None:
@@ -153,7 +153,7 @@ class AgentConformance(OfficeInShort):
         self.extend(bench, A, E5, number=2, ttl_s=60)
         assert not bench.reports
         self.grant(bench, A, E5, number=3)
-        assert said(bench, Held)
+        assert reports_of(bench, Held)
 
     # ---- the end ----
 
@@ -164,10 +164,10 @@ class AgentConformance(OfficeInShort):
         bench.work(A, E5)
         self.end(bench, A, E5, grace_s=1)
         refused(bench, A, E5, LeaseRevoked)
-        assert not (said(bench, TornDown) and bench.at_work(A))
+        assert not (reports_of(bench, TornDown) and bench.at_work(A))
         self.torn_down(bench)
         assert not bench.at_work(A)
-        torn = said(bench, TornDown)
+        torn = reports_of(bench, TornDown)
         assert [(report.lease, report.epoch) for report in torn] == [(A, E5)]
         assert [resource for report in torn for resource in report.resources] == [part_of(bench, 0).resource]
 
@@ -178,17 +178,17 @@ class AgentConformance(OfficeInShort):
         for count in (1, 2, 3):
             self.end(bench, A, E5)
             self.torn_down(bench, count)
-        assert len(said(bench, TornDown)) == 3
+        assert len(reports_of(bench, TornDown)) == 3
 
     def test_an_end_for_a_lease_it_never_saw_fences_it(self) -> None:
         """The grant that comes later came too late."""
         bench = self.make_bench()
         self.end(bench, A, E6)
         self.torn_down(bench)
-        assert [report.epoch for report in said(bench, TornDown)] == [E6]
+        assert [report.epoch for report in reports_of(bench, TornDown)] == [E6]
         self.grant(bench, A, E5)
         self.grant(bench, A, E6)
-        assert [report.epoch for report in said(bench, NotHeld)] == [E5, E6]
+        assert [report.epoch for report in reports_of(bench, NotHeld)] == [E5, E6]
         refused(bench, A, E6, LeaseEnded)
 
     def test_a_late_end_of_the_older_lease_leaves_the_newer_alone(self) -> None:
@@ -219,7 +219,7 @@ class AgentConformance(OfficeInShort):
         self.grant(bench, A, E5)
         self.notify(bench, A, E5, number=2)
         self.notify(bench, A, E5, number=3, take_at_ns=None)
-        assert [report.number for report in said(bench, Held)] == [1, 2, 3]
+        assert [report.number for report in reports_of(bench, Held)] == [1, 2, 3]
         bench.work(A, E5)
 
     # ---- offices that forgot ----
@@ -232,8 +232,8 @@ class AgentConformance(OfficeInShort):
         bench.work(A, E5)
         self.grant(bench, B, E7, tenant=BOB)
         refused(bench, A, E5, LeaseEnded)
-        self.wait(bench, lambda: len(said(bench, Held)) == 2, self.settle_s)
-        assert [report.lease for report in said(bench, Held)] == [A, B]
+        self.wait(bench, lambda: len(reports_of(bench, Held)) == 2, self.settle_s)
+        assert [report.lease for report in reports_of(bench, Held)] == [A, B]
         bench.work(B, E7)
         assert not bench.at_work(A)
         assert not bench.broken_rules()
@@ -247,10 +247,10 @@ class AgentConformance(OfficeInShort):
         again = Epoch(2, 1)
         self.grant(bench, A, again, device=1, incarnation=2)
         refused(bench, A, again, SubletError)
-        assert said(bench, NotHeld)
+        assert reports_of(bench, NotHeld)
         bench.work(B, E6)
-        self.wait(bench, lambda: said(bench, EndedHere) and not bench.at_work(A), self.settle_s)
-        assert {(report.lease, report.reason) for report in said(bench, EndedHere)} == {(A, EndReason.OPERATOR)}
+        self.wait(bench, lambda: reports_of(bench, EndedHere) and not bench.at_work(A), self.settle_s)
+        assert {(report.lease, report.reason) for report in reports_of(bench, EndedHere)} == {(A, EndReason.OPERATOR)}
         assert not bench.at_work(A)
         assert not bench.broken_rules()
 
@@ -286,7 +286,7 @@ class AgentConformance(OfficeInShort):
         bench.turn_on(FaultName.DEAF_GUEST)
         until_ns = bench.now_ns() + self.length_ns(2)
         self.end(bench, A, E5, grace_s=2)
-        self.wait(bench, lambda: said(bench, TornDown) or not bench.at_work(A), self.settle_s)
+        self.wait(bench, lambda: reports_of(bench, TornDown) or not bench.at_work(A), self.settle_s)
         assert bench.now_ns() >= until_ns
         self.torn_down(bench)
         assert not bench.at_work(A)
@@ -298,19 +298,19 @@ class AgentConformance(OfficeInShort):
         bench.work(A, E5)
         bench.turn_on(FaultName.STUCK_TEARDOWN)
         self.end(bench, A, E5)
-        self.wait(bench, lambda: said(bench, Failed), self.give_up_s)
+        self.wait(bench, lambda: reports_of(bench, Failed), self.give_up_s)
         assert bench.at_work(A)
-        assert not said(bench, TornDown)
-        assert [failed.hard for failed in said(bench, Failed)] == [False]
+        assert not reports_of(bench, TornDown)
+        assert [failed.hard for failed in reports_of(bench, Failed)] == [False]
         self.verify(bench, A, E5)
-        self.wait(bench, lambda: said(bench, Failed), self.give_up_s)
-        assert said(bench, Failed), "it is still there"
-        assert not said(bench, TornDown), "it is still there"
+        self.wait(bench, lambda: reports_of(bench, Failed), self.give_up_s)
+        assert reports_of(bench, Failed), "it is still there"
+        assert not reports_of(bench, TornDown), "it is still there"
         bench.turn_off(FaultName.STUCK_TEARDOWN)
         self.verify(bench, A, E5)
-        self.wait(bench, lambda: said(bench, TornDown), self.settle_s)
+        self.wait(bench, lambda: reports_of(bench, TornDown), self.settle_s)
         # said twice where the agent had seen the guest's end by itself before it was asked
-        assert {report.epoch for report in said(bench, TornDown)} == {E5}
+        assert {report.epoch for report in reports_of(bench, TornDown)} == {E5}
         assert not bench.at_work(A)
 
     def test_a_guest_that_outlives_the_agent_is_found(self) -> None:
@@ -322,9 +322,9 @@ class AgentConformance(OfficeInShort):
         bench.turn_on(FaultName.AMNESIA)
         bench.pass_time(0.1)
         self.end(bench, A, E5)
-        self.wait(bench, lambda: said(bench, Failed), self.give_up_s)
-        assert not said(bench, TornDown)
-        assert said(bench, Failed)
+        self.wait(bench, lambda: reports_of(bench, Failed), self.give_up_s)
+        assert not reports_of(bench, TornDown)
+        assert reports_of(bench, Failed)
 
     def test_a_slow_teardown_is_waited_for(self) -> None:
         """Lateness alone is neither free nor failed."""
@@ -336,11 +336,11 @@ class AgentConformance(OfficeInShort):
         self.end(bench, A, E5)
         self.sleep(bench, 1)
         assert bench.at_work(A)
-        assert not said(bench, TornDown)
-        assert not said(bench, Failed)
-        self.wait(bench, lambda: said(bench, TornDown), self.give_up_s)
-        assert said(bench, TornDown)
-        assert not said(bench, Failed)
+        assert not reports_of(bench, TornDown)
+        assert not reports_of(bench, Failed)
+        self.wait(bench, lambda: reports_of(bench, TornDown), self.give_up_s)
+        assert reports_of(bench, TornDown)
+        assert not reports_of(bench, Failed)
 
     def test_a_failed_scrub_is_a_hard_failure(self) -> None:
         """Memory that could not be cleared is not given to the next tenant, and looking again does not help."""
@@ -349,9 +349,9 @@ class AgentConformance(OfficeInShort):
         bench.work(A, E5)
         bench.turn_on(FaultName.SCRUB_FAILURE)
         self.end(bench, A, E5)
-        self.wait(bench, lambda: said(bench, Failed), self.settle_s)
-        assert [failed.hard for failed in said(bench, Failed)] == [True]
-        assert not said(bench, TornDown)
+        self.wait(bench, lambda: reports_of(bench, Failed), self.settle_s)
+        assert [failed.hard for failed in reports_of(bench, Failed)] == [True]
+        assert not reports_of(bench, TornDown)
 
     def test_a_device_fault_ends_its_leases_and_is_said(self) -> None:
         """The lease on it ends as lost; the other device goes on."""
@@ -360,14 +360,14 @@ class AgentConformance(OfficeInShort):
         self.grant(bench, B, E6, device=1)
         gpu = part_of(bench, 0).resource
         bench.turn_on(FaultName.DEVICE_FAULT, gpu)
-        self.wait(bench, lambda: said(bench, Fault) and said(bench, EndedHere), self.settle_s)
-        assert {fault.resource for fault in said(bench, Fault)} == {gpu}
-        assert {(end.lease, end.reason) for end in said(bench, EndedHere)} == {(A, EndReason.DEVICE_LOST)}
+        self.wait(bench, lambda: reports_of(bench, Fault) and reports_of(bench, EndedHere), self.settle_s)
+        assert {fault.resource for fault in reports_of(bench, Fault)} == {gpu}
+        assert {(end.lease, end.reason) for end in reports_of(bench, EndedHere)} == {(A, EndReason.DEVICE_LOST)}
         refused(bench, A, E5, LeaseEnded)
         bench.work(B, E6)
         self.end(bench, A, E5)
-        self.wait(bench, lambda: said(bench, Failed), self.settle_s)
-        assert [failed.hard for failed in said(bench, Failed)] == [True]
+        self.wait(bench, lambda: reports_of(bench, Failed), self.settle_s)
+        assert [failed.hard for failed in reports_of(bench, Failed)] == [True]
 
     def test_lost_reports_are_given_again(self) -> None:
         """A lost report is sent again when the order is repeated, and otherwise by the agent itself."""
@@ -377,5 +377,5 @@ class AgentConformance(OfficeInShort):
         self.sleep(bench, 3)
         bench.reports.clear()
         bench.turn_off(FaultName.LOST_REPORTS)
-        self.wait(bench, lambda: said(bench, EndedHere), self.give_up_s)
-        assert said(bench, EndedHere)
+        self.wait(bench, lambda: reports_of(bench, EndedHere), self.give_up_s)
+        assert reports_of(bench, EndedHere)

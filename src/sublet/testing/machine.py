@@ -222,11 +222,11 @@ class Machine:
         resource = new.part.resource
         there = self._residents.setdefault(resource, {})
         if new.lease not in there:
-            self._look_around(new, there)
-            self._look_at_disk(new, volume)
+            self._check_neighbours(new, there)
+            self._check_disk(new, volume)
         there[new.lease] = new
 
-    def _look_at_disk(self, new: Resident, volume: VolumeRef | None) -> None:
+    def _check_disk(self, new: Resident, volume: VolumeRef | None) -> None:
         """A kept volume takes its room whether a lease has it now or not."""
         old = self.disk.stored.get(volume) if volume is not None and new.part.kind is Kind.BLOCK else None
         if old is not None and old.lease != new.lease and self.is_there(old.resource, old.lease, old.epoch):
@@ -237,7 +237,7 @@ class Machine:
         if in_use > self._capacity.get(new.part.resource, 0):
             self.overlaps.append(f"{new.part.resource}: {in_use} are in use, with what is kept there")
 
-    def _look_around(self, new: Resident, there: dict[LeaseId, Resident]) -> None:
+    def _check_neighbours(self, new: Resident, there: dict[LeaseId, Resident]) -> None:
         resource = new.part.resource
         for old in there.values():
             if is_exclusive(old.part) or is_exclusive(new.part):

@@ -163,7 +163,7 @@ def part_of(bench: AgentBench, index: int) -> Part:
     )
 
 
-def said(bench: AgentBench, kind: type[_R]) -> list[_R]:
+def reports_of(bench: AgentBench, kind: type[_R]) -> list[_R]:
     return [report for report in bench.reports if isinstance(report, kind)]
 
 

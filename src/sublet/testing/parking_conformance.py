@@ -9,7 +9,7 @@ from typing import Final
 
 from sublet.errors import LeaseEnded
 from sublet.lease_end import EndReason
-from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, part_of, refused, said
+from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, part_of, refused, reports_of
 from sublet.values import GIB, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.orders import End, EndedHere, Grant, Held, NotHeld, Parkable, Parking, Part, Resumed, TornDown
 
@@ -85,8 +85,8 @@ class ParkingConformance(OfficeInShort):
 
     def torn_down(self, bench: AgentBench) -> TornDown:
         """Wait until the first lease is."""
-        self.wait(bench, lambda: said(bench, TornDown), self.settle_s)
-        return next(report for report in said(bench, TornDown) if report.lease == A)
+        self.wait(bench, lambda: reports_of(bench, TornDown), self.settle_s)
+        return next(report for report in reports_of(bench, TornDown) if report.lease == A)
 
     # ---- the contract ----
 
@@ -96,8 +96,8 @@ class ParkingConformance(OfficeInShort):
         self.grant(bench, A, E1)
         bench.work(A, E1)
         self.notify(bench, A, E1, number=2)
-        self.wait(bench, lambda: said(bench, Parkable), self.settle_s)
-        word = said(bench, Parkable)[0]
+        self.wait(bench, lambda: reports_of(bench, Parkable), self.settle_s)
+        word = reports_of(bench, Parkable)[0]
         assert (word.lease, word.epoch) == (A, E1)
         assert word.amount > 0
         assert not word.why
@@ -112,7 +112,7 @@ class ParkingConformance(OfficeInShort):
         refused(bench, A, E1, LeaseEnded)
         assert self.torn_down(bench).parked
         self.grant(bench, B, E3, tenant=BOB)
-        assert [report.lease for report in said(bench, Held)][-1] == B
+        assert [report.lease for report in reports_of(bench, Held)][-1] == B
         refused(bench, A, E1, LeaseEnded)
 
     def test_an_order_to_park_given_again_is_answered_again(self) -> None:
@@ -124,7 +124,7 @@ class ParkingConformance(OfficeInShort):
         assert self.torn_down(bench).parked
         bench.reports.clear()
         self.resume(bench, AGAIN, E4)
-        self.wait(bench, lambda: said(bench, Resumed), self.settle_s)
+        self.wait(bench, lambda: reports_of(bench, Resumed), self.settle_s)
         bench.work(AGAIN, E4)
 
     def test_without_a_parking_lease_the_guest_ends(self) -> None:
@@ -143,9 +143,11 @@ class ParkingConformance(OfficeInShort):
         self.parked(bench)
         bench.reports.clear()
         self.resume(bench, AGAIN, E4)
-        self.wait(bench, lambda: len(said(bench, Resumed)) > 1, self.settle_s)
-        assert [report.lease for report in said(bench, Held)] == [AGAIN]
-        assert {(report.lease, report.epoch, report.under) for report in said(bench, Resumed)} == {(AGAIN, E4, HERE)}
+        self.wait(bench, lambda: len(reports_of(bench, Resumed)) > 1, self.settle_s)
+        assert [report.lease for report in reports_of(bench, Held)] == [AGAIN]
+        assert {(report.lease, report.epoch, report.under) for report in reports_of(bench, Resumed)} == {
+            (AGAIN, E4, HERE)
+        }
         bench.work(AGAIN, E4)
         refused(bench, A, E1, LeaseEnded)
         refused(bench, UNDER, E2, LeaseEnded)
@@ -157,9 +159,9 @@ class ParkingConformance(OfficeInShort):
         self.set_aside(bench, E3, parked=True)
         bench.reports.clear()
         self.resume(bench, AGAIN, E4)
-        assert [(report.lease, report.reason) for report in said(bench, NotHeld)] == [(AGAIN, EndReason.REFUSED)]
+        assert [(report.lease, report.reason) for report in reports_of(bench, NotHeld)] == [(AGAIN, EndReason.REFUSED)]
         self.resume(bench, B, Epoch(1, 5), Parking(lease=UNDER, epoch=E3))
-        assert [report.lease for report in said(bench, Held)] == [B]
+        assert [report.lease for report in reports_of(bench, Held)] == [B]
 
     def test_nobody_goes_on_twice(self) -> None:
         """The second finds nothing, and is not held."""
@@ -168,19 +170,19 @@ class ParkingConformance(OfficeInShort):
         self.resume(bench, AGAIN, E4)
         bench.reports.clear()
         self.resume(bench, B, Epoch(1, 5), device=0)
-        assert [report.lease for report in said(bench, NotHeld)] == [B]
+        assert [report.lease for report in reports_of(bench, NotHeld)] == [B]
 
     def test_what_is_parked_ends_with_its_parking_lease(self) -> None:
         """At its deadline, without an order."""
         bench = self.make_bench()
         self.parked(bench)
         self.extend(bench, UNDER, E2, number=3, ttl_s=3)
-        self.wait(bench, lambda: said(bench, EndedHere) and not bench.at_work(A), self.settle_s)
-        assert {(end.lease, end.reason) for end in said(bench, EndedHere)} == {(UNDER, EndReason.EXPIRED)}
+        self.wait(bench, lambda: reports_of(bench, EndedHere) and not bench.at_work(A), self.settle_s)
+        assert {(end.lease, end.reason) for end in reports_of(bench, EndedHere)} == {(UNDER, EndReason.EXPIRED)}
         assert not bench.at_work(A)
         bench.reports.clear()
         self.resume(bench, AGAIN, E4)
-        assert [report.lease for report in said(bench, NotHeld)] == [AGAIN]
+        assert [report.lease for report in reports_of(bench, NotHeld)] == [AGAIN]
 
 
 def memory_of(bench: AgentBench, amount: int) -> Part:

@@ -144,7 +144,7 @@ class PretendedHardware:
         if kill_at_ns > now_ns and self._machine.parked(lease):
             self._machine.set_going.add(lease)
         for device in self._machine.inventory.devices:
-            self._tell_one(device.id, lease, epoch, kill_at_ns, now_ns)
+            self._notify_one(device.id, lease, epoch, kill_at_ns, now_ns)
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> int | None:
         if self._faults.is_on(FaultName.STUCK_TEARDOWN, resource):
@@ -214,7 +214,7 @@ class PretendedHardware:
         fails = any(self._faults.is_on(fault, guest.part.resource) for guest in guests for fault in broken)
         if under is None or not guests or fails or now_ns > parking.until_ns:
             for guest in guests:
-                self._tell_one(guest.part.resource, lease, parking.epoch, parking.until_ns, now_ns)
+                self._notify_one(guest.part.resource, lease, parking.epoch, parking.until_ns, now_ns)
             return False
         self._machine.park(lease, parking.epoch, parking.under.lease, *under)
         self._set_going(parking.under.lease, under[0])
@@ -230,7 +230,7 @@ class PretendedHardware:
             if self._machine.is_there(device.id, lease, epoch):
                 self._leaving.setdefault((device.id, lease), leaving)
 
-    def _tell_one(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, kill_at_ns: int, now_ns: int) -> None:
+    def _notify_one(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, kill_at_ns: int, now_ns: int) -> None:
         leaving = _Leaving(at_ns=now_ns + self._timings.leave_ns, epoch=epoch, by_itself=True)
         if leaving.at_ns < kill_at_ns and self._machine.is_there(resource, lease, epoch):
             self._go(resource, lease, leaving, now_ns)

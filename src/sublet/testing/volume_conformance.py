@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from sublet.lease_end import EndReason
 from sublet.testing.machine import FaultName
-from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, said
+from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, reports_of
 from sublet.values import MIB, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.orders import (
     End,
@@ -61,7 +61,7 @@ class VolumeConformance(OfficeInShort):
 
     def give_back(self, bench: AgentBench, lease: LeaseId, epoch: Epoch) -> bool:
         """Whether it is kept, as the agent says."""
-        before = len(said(bench, TornDown))
+        before = len(reports_of(bench, TornDown))
         bench.agent.send(
             End(
                 lease=lease,
@@ -73,21 +73,21 @@ class VolumeConformance(OfficeInShort):
                 volume=CKPT,
             )
         )
-        self.wait(bench, lambda: len(said(bench, TornDown)) > before, self.settle_s)
-        return said(bench, TornDown)[before].kept
+        self.wait(bench, lambda: len(reports_of(bench, TornDown)) > before, self.settle_s)
+        return reports_of(bench, TornDown)[before].kept
 
     def remove(self, bench: AgentBench, epoch: Epoch, volume: VolumeRef = CKPT) -> bool:
         """Whether it is said to be gone."""
-        before = len(said(bench, VolumeRemoved))
+        before = len(reports_of(bench, VolumeRemoved))
         bench.agent.send(RemoveVolume(lease=A, epoch=epoch, number=0, volume=volume, parts=(_part(bench),)))
-        self.wait(bench, lambda: len(said(bench, VolumeRemoved)) > before, self.settle_s)
-        return len(said(bench, VolumeRemoved)) > before
+        self.wait(bench, lambda: len(reports_of(bench, VolumeRemoved)) > before, self.settle_s)
+        return len(reports_of(bench, VolumeRemoved)) > before
 
     def is_there(self, bench: AgentBench, lease: LeaseId, epoch: Epoch) -> bool:
         """Whether a lease that is to go on with it is held."""
         bench.reports.clear()
         self.take(bench, lease, epoch, kept=True, works=False)
-        return bool(said(bench, Held))
+        return bool(reports_of(bench, Held))
 
     # ---- what is kept ----
 
@@ -127,8 +127,8 @@ class VolumeConformance(OfficeInShort):
         bench = self.make_bench()
         self.take(bench, A, E5)
         self.take(bench, B, E6, kept=True, works=False)
-        self.wait(bench, lambda: any(report.lease == B for report in said(bench, Held)), self.settle_s)
-        assert any(report.lease == B for report in said(bench, Held))
+        self.wait(bench, lambda: any(report.lease == B for report in reports_of(bench, Held)), self.settle_s)
+        assert any(report.lease == B for report in reports_of(bench, Held))
         assert not bench.at_work(A)
         assert not bench.broken_rules()
 

@@ -57,7 +57,7 @@ class LeaveReason(NamedTuple):
         )
 
 
-class Watchman:
+class PreemptionWatch:
     """Looks whether it is time to leave. While it is active SIGTERM is noted, and ends nothing by itself."""
 
     def __init__(self, lease: Any = None) -> None:

@@ -346,7 +346,7 @@ class _Attendance:
                         self.guest.stop(0)
                     else:
                         stopped = stop if isinstance(stop, Stopped) else Stopped()
-                        self._tell_to_stop(stopped)
+                        self._ask_to_stop(stopped)
             life = self._outcome()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -422,7 +422,7 @@ class _Attendance:
         except NotFound:
             return False
 
-    def _tell_to_stop(self, why: Stopped) -> None:
+    def _ask_to_stop(self, why: Stopped) -> None:
         """It saves and leaves; if it takes too long, or is no trainer, it is ended."""
         self.training.onlooker.news(f"{why}: the program may finish its step and save; once more ends it at once")
         with contextlib.suppress(SubletError):

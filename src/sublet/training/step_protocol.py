@@ -136,7 +136,7 @@ DECISION: Final[Mapping[tuple[Reserved, Saved], StepVerdict]] = {
 
 def decide(reserved: Reservation, saved: Saved) -> StepVerdict:
     """What to do with a step of which the two records say this."""
-    return DECISION[_said(reserved), saved]
+    return DECISION[_as_reserved(reserved), saved]
 
 
 def what_is_saved(saves: Sequence[Save], key: str, fingerprint: str, step: int, expected: int | None) -> Saved:
@@ -172,7 +172,7 @@ def drawing() -> str:
     return "\n".join(lines)
 
 
-def _said(reserved: Reservation) -> Reserved:
+def _as_reserved(reserved: Reservation) -> Reserved:
     match reserved:
         case New():
             return Reserved.NEW

@@ -30,7 +30,7 @@ from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletErro
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.writer import SaveReport
 from sublet.training.data_position import BatchSource, source_of
-from sublet.training.leaving import SIGTERM, TERMINATED, LeaveReason, Preempted, Watchman
+from sublet.training.leaving import SIGTERM, TERMINATED, LeaveReason, Preempted, PreemptionWatch
 from sublet.training.progress_events import Account, ProgressWriter
 from sublet.training.rng_state import chance_now, set_chance, set_generators
 from sublet.training.together import group_here, own_state
@@ -81,7 +81,7 @@ class PreemptibleTrainer:
         """Yours: what you put here is saved and restored with the rest. ``step(loss, accuracy=...)`` puts in those."""
         self._parts = parts_of(model, optimizer, scheduler, scaler, state, self.metrics)
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._watchman = Watchman(lease)
+        self._preemption = PreemptionWatch(lease)
         self._teller = ProgressWriter() if self._group.rank == 0 else ProgressWriter({})
         self._sources: dict[int, tuple[Any, BatchSource]] = {}
         self._epoch = 0
@@ -139,7 +139,7 @@ class PreemptibleTrainer:
         if self._epochs is not None:
             raise InvalidRequest("the epochs of a trainer are gone through once", do="Make one loop over epochs(...).")
         self._epochs = count
-        self._watchman.begin()
+        self._preemption.begin()
         return self._each_epoch(count)
 
     def _each_epoch(self, count: int) -> Iterator[int]:
@@ -188,7 +188,7 @@ class PreemptibleTrainer:
         if self._resume is not None and (self._resume["epoch_chance"] is None) != (self._epochs is None):
             raise other_loop()
         self._passes = 1
-        self._watchman.begin()
+        self._preemption.begin()
         if id(loader) not in self._sources:
             self._sources[id(loader)] = (loader, source_of(loader, deterministic=deterministic))
         source = self._sources[id(loader)][1]
@@ -299,7 +299,7 @@ class PreemptibleTrainer:
             if self._stepless > STEPLESS_MAX:
                 raise no_steps()
             return None
-        told = self._watchman.reason_to_leave()
+        told = self._preemption.reason_to_leave()
         agreed = self._group.most(_LEAVE if told is not None else _SAVE if due else _GO_ON)
         if agreed == _LEAVE:
             return self._group.first(told)
@@ -336,7 +336,7 @@ class PreemptibleTrainer:
     def _finish(self) -> None:
         self._make_durable()
         self._write_progress(done=True)
-        self._watchman.end()
+        self._preemption.end()
 
     def _write_progress(self, **more: Any) -> None:
         if self._teller.listens:
@@ -396,7 +396,7 @@ class PreemptibleTrainer:
         if self._closed:
             return
         self._closed = True
-        self._watchman.end()
+        self._preemption.end()
         self._saves.close()
 
     def __enter__(self) -> Self:

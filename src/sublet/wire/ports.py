@@ -91,10 +91,10 @@ def _forms(host: str, port: int) -> frozenset[str]:
     else:
         packed = socket.inet_aton(host)
         forms = [packed, _MAPPED + packed]
-    return frozenset(f"{_words(form)}:{port:04X}" for form in forms)
+    return frozenset(f"{_hex_words(form)}:{port:04X}" for form in forms)
 
 
-def _words(packed: bytes) -> str:
+def _hex_words(packed: bytes) -> str:
     """Each word as a number of this machine's byte order."""
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)

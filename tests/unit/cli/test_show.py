@@ -85,7 +85,7 @@ def test_each_kind_of_error_has_its_exit_status(error: SubletError, status: int)
 
 
 def test_an_error_is_one_sentence_of_what_happened_and_one_of_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_status.say_error(NotFound("there is no lease x", do="See the list."), as_json=False) == 1
+    assert exit_status.print_error(NotFound("there is no lease x", do="See the list."), as_json=False) == 1
     said = capsys.readouterr()
     assert said.err == "sublet: there is no lease x\n  See the list.\n"
     assert said.out == ""
@@ -94,7 +94,7 @@ def test_an_error_is_one_sentence_of_what_happened_and_one_of_what_to_do(capsys:
 def test_with_json_the_error_is_a_document_on_stderr_and_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """It is the shape the office sends, with the numbers of a refusal and the reason of an end."""
     offer = Offer(kind=Kind.GPU, asked=8, offered=4)
-    exit_status.say_error(CapacityExceeded("GPU unavailable", offer=offer, estimate=12.5), as_json=True)
+    exit_status.print_error(CapacityExceeded("GPU unavailable", offer=offer, estimate=12.5), as_json=True)
     said = capsys.readouterr()
     assert said.out == ""
     assert json.loads(said.err)["error"] == {
@@ -106,7 +106,7 @@ def test_with_json_the_error_is_a_document_on_stderr_and_stdout_stays_empty(caps
         "would_fit": 4,
         "estimate": 12.5,
     }
-    exit_status.say_error(LeaseRevoked("taken", end=END), as_json=True)
+    exit_status.print_error(LeaseRevoked("taken", end=END), as_json=True)
     assert json.loads(capsys.readouterr().err)["error"]["end"] == {
         "reason": "preempted",
         "at": END.at,

@@ -51,7 +51,7 @@ class Fabric:
         self._clock = desk.clock
         self._core = desk.core
         self._lock = threading.RLock()
-        self._keeper = self._courier = self
+        self._keeper = self._callbacks = self
         self.wakes = 0
         self.given_up: list[Owed] = []
         self.unbound: list[tuple[LeaseId, Epoch]] = []

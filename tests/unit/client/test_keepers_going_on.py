@@ -18,7 +18,7 @@ import pytest
 from sublet import background
 from sublet.client import background_requests, lease_table
 from sublet.client.aio_keeper import AioKeeper
-from sublet.client.handle import Courier
+from sublet.client.handle import CallbackThread
 from sublet.client.lease_table import LeaseTable
 from sublet.client.operations import OfficeOperations, ReceivedGrant
 from sublet.client.renewal_thread import RenewalThread
@@ -261,20 +261,20 @@ def test_where_no_thread_can_be_started_the_call_says_so(monkeypatch: pytest.Mon
 
 
 def test_callbacks_come_after_one_that_ends_its_thread() -> None:
-    courier, told = Courier(), list[object]()
+    callbacks, told = CallbackThread(), list[object]()
 
     def leave(_: object) -> None:
         raise SystemExit(1)
 
-    courier.deliver(leave, 1)
-    courier.deliver(told.append, 2)
+    callbacks.deliver(leave, 1)
+    callbacks.deliver(told.append, 2)
     until(lambda: told == [2])
 
 
 def test_callbacks_come_once_there_is_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    courier, told = Courier(), list[object]()
+    callbacks, told = CallbackThread(), list[object]()
     start = Failing(threading.Thread.start, RuntimeError("can't start new thread"), 1)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))  # noqa: PLW0108 - a method
-    courier.deliver(told.append, 1)
-    courier.deliver(told.append, 2)
+    callbacks.deliver(told.append, 1)
+    callbacks.deliver(told.append, 2)
     until(lambda: told == [1, 2])

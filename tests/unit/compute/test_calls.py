@@ -12,7 +12,7 @@ import pytest
 
 from sublet.compute import calls as calls_module
 from sublet.compute.calls import Exchange, PendingCall
-from sublet.compute.completion_thread import Housekeeper
+from sublet.compute.completion_thread import CompletionThread
 from sublet.compute.kernel_guest import CellCall
 from sublet.wire.line import SharedConnection, pair
 from sublet.wire.link_events import Called, Event, Over
@@ -202,12 +202,12 @@ def test_a_cancelled_call_that_does_not_leave_ends_its_process(
 ) -> None:
     monkeypatch.setattr(calls_module, "GRACE_S", 0.05)
     exchange, pretended = both
-    housekeeper = Housekeeper(exchange)
+    completions = CompletionThread(exchange)
     pretended.answers.clear()
     pending = PendingCall()
     exchange.send(pending, lambda: body("x"))
     exchange.cancel(pending)
-    housekeeper.wake()
+    completions.wake()
     until(lambda: exchange.ended)  # type: ignore[attr-defined]
     pretended.answers.set()
     until(lambda: pretended.cancelled == [pending.call])
@@ -230,13 +230,13 @@ def test_a_message_that_cannot_be_made_leaves_nothing(both: tuple[Exchange, Pret
 def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[Exchange, Pretended]) -> None:
     exchange, _ = both
     before = threads_now("sublet-calls")
-    housekeeper = Housekeeper(exchange)
+    completions = CompletionThread(exchange)
     finished: list[int] = []
 
     class Watched:
         def __init__(self, number: int) -> None:
             self.number = number
-            self.pending = PendingCall(None, lambda: housekeeper.done(self))
+            self.pending = PendingCall(None, lambda: completions.done(self))
 
         def begin(self) -> bool:
             exchange.send(self.pending, lambda: body(str(self.number)))
@@ -249,7 +249,7 @@ def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[
             raise AssertionError("there is no limit")
 
     for number in range(300):
-        housekeeper.add(Watched(number))
+        completions.add(Watched(number))
     until(lambda: len(finished) == 300)
     assert finished == sorted(finished)
     assert not left_of(lambda: threads_now("sublet-calls"), before)

@@ -238,7 +238,7 @@ def test_a_caller_that_is_interrupted_as_its_call_is_sent_leaves_none_running(
 
     if when != "when it was said":
         monkeypatch.setattr(ours, "send", say)
-    worker: Any = SimpleNamespace(exchange=exchange, send=send, housekeeper=SimpleNamespace(wake=lambda: None))
+    worker: Any = SimpleNamespace(exchange=exchange, send=send, completions=SimpleNamespace(wake=lambda: None))
     with pytest.raises(KeyboardInterrupt):
         posting._run_once(None, worker, None, Options())  # type: ignore[arg-type]
     exchange.ask_nobody(OutgoingMessage(pack(WorkerMessage.FAULT)))  # what is heard before it is all that was said
@@ -267,7 +267,7 @@ class Sending:
         self.lease: Any = SimpleNamespace()
         keeps = SimpleNamespace(add=self.left.append, withdraw=self._withdraw, wake=lambda: None)
         exchange = SimpleNamespace(under_way=posting.RUN_MAX, cancel=self._cancel)
-        worker = SimpleNamespace(life=self, housekeeper=keeps, exchange=exchange)
+        worker = SimpleNamespace(life=self, completions=keeps, exchange=exchange)
         patch.setattr(posting, "_ready", lambda *_: worker)
         patch.setattr(CallFuture, "result", self._wait)
 

@@ -9,7 +9,7 @@ import pytest
 
 from sublet.office.ledger import events as ev
 from sublet.office.policy_file import parse_policy
-from sublet.simulate.replay import Hardware, Replay, Rules
+from sublet.simulate.replay import Replay, ReplayHardware, Rules
 from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import NS_PER_S, TenantId
 
@@ -21,7 +21,7 @@ HOLD_NS = HOUR_NS // 2
 class Recorded(Replay):
     """Notes who held how much when."""
 
-    def __init__(self, sessions: Sequence[WorkloadSession], hardware: Hardware, rules: Rules) -> None:
+    def __init__(self, sessions: Sequence[WorkloadSession], hardware: ReplayHardware, rules: Rules) -> None:
         self.held: list[tuple[TenantId, int, int, int]] = []
         super().__init__(sessions, hardware, rules=rules)
 
@@ -75,7 +75,7 @@ def test_usage_per_weight_is_even_in_every_window_of_eight_maximum_holds(
         for number in range(tenants)
     ]
     text = "".join(f"[group.g{number}]\nweight = {weight}\n" for number, weight in enumerate(weights))
-    replay = Recorded(sessions, Hardware(gpus=gpus), Rules(declared=parse_policy(text).declared))
+    replay = Recorded(sessions, ReplayHardware(gpus=gpus), Rules(declared=parse_policy(text).declared))
     begin_ns = replay.result.start_ns
     replay.run()
     worst = 1.0

@@ -12,7 +12,7 @@ import pytest
 from sublet.cli import main
 from sublet.errors import InvalidRequest
 from sublet.simulate.find import Point, _may_meet, find, late, parse_goal
-from sublet.simulate.replay import Hardware, Replay
+from sublet.simulate.replay import Replay, ReplayHardware
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import NS_PER_S
@@ -113,15 +113,15 @@ def test_a_run_is_stopped_when_it_is_certain_to_miss_the_goal() -> None:
     goal = parse_goal("start_within(10s) >= 0.9")
     bound = late(goal, 10)
     assert bound == (10 * NS_PER_S, 3)
-    stopped = Replay(sessions, Hardware(gpus=1), late=bound).run()
+    stopped = Replay(sessions, ReplayHardware(gpus=1), late=bound).run()
     assert stopped.stopped
     assert 4 <= stopped.cells < 10
-    assert not Replay(sessions, Hardware(gpus=10), late=bound).run().stopped
+    assert not Replay(sessions, ReplayHardware(gpus=10), late=bound).run().stopped
     seeds: list[int] = []
 
     def run(gpus: int, seed: int) -> Result:
         seeds.append(seed)
-        return Replay(sessions, Hardware(gpus=gpus), late=bound).run()
+        return Replay(sessions, ReplayHardware(gpus=gpus), late=bound).run()
 
     answer = find(goal, 10, [1, 2], run)
     assert answer.gpus == 9

@@ -16,7 +16,7 @@ from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.records import Now
 from sublet.simulate import replay
 from sublet.simulate.past import read_journal
-from sublet.simulate.replay import Hardware, Replay
+from sublet.simulate.replay import Replay, ReplayHardware
 from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import Tier
 
@@ -41,7 +41,7 @@ def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 return outcome
 
         monkeypatch.setattr(replay, "Ledger", Recorded)
-        Replay(SESSIONS, Hardware(gpus=4, per_node=4, vram_gib=16.0)).run()
+        Replay(SESSIONS, ReplayHardware(gpus=4, per_node=4, vram_gib=16.0)).run()
         monkeypatch.undo()
         journal.backup(tmp_path / "past.db")
     return tmp_path / "past.db"
@@ -50,7 +50,7 @@ def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_past_comes_back_as_it_was(past: Path) -> None:
     """When, who, how much, in which tier, for how long and with what priority; and the hardware there was."""
     found, hardware = read_journal(past)
-    assert hardware == Hardware(gpus=4, per_node=4, vram_gib=16.0)
+    assert hardware == ReplayHardware(gpus=4, per_node=4, vram_gib=16.0)
     assert [(one.start_min, one.owner, one.tier) for one in found] == [
         (0.0, "t-ana", Tier.INTERACTIVE),
         (1.0, "t-ben", Tier.BATCH),

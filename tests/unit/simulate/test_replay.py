@@ -15,7 +15,7 @@ from sublet.office.ledger.records import Quota
 from sublet.office.policy_file import parse_policy
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
-from sublet.simulate.replay import POLICY, Costs, Hardware, Replay, Rules, fluid_bound_ns, read_costs
+from sublet.simulate.replay import POLICY, Costs, Replay, ReplayHardware, Rules, fluid_bound_ns, read_costs
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.simulate.workload import (
     COLUMNS,
@@ -76,7 +76,7 @@ def test_quantiles_hit_the_points_of_the_table_and_rise_between_them() -> None:
 @pytest.mark.parametrize(("gpus", "seed"), [(16, 1), (8, 2)])
 def test_a_generated_workload_holds_every_invariant_and_saves_most_of_the_time(gpus: int, seed: int) -> None:
     """The books are walked after every command; leases cost less than reservation and not less than what was used."""
-    result = Replay(generate(seed, sessions=12, days=2), Hardware(gpus=gpus), check_every=1).run()
+    result = Replay(generate(seed, sessions=12, days=2), ReplayHardware(gpus=gpus), check_every=1).run()
     assert result.cells > 50
     assert len(result.waits_ns) == result.cells
     assert result.used_ns <= result.held_ns < 0.7 * result.reserved_ns
@@ -86,7 +86,7 @@ def test_a_generated_workload_holds_every_invariant_and_saves_most_of_the_time(g
 def test_every_cell_is_served_even_where_there_is_one_gpu() -> None:
     """Three sessions, one device: they take turns, wait, and all come through."""
     sessions = [WorkloadSession(f"s{i}", 0.0, (Cell(0, 8, 1), Cell(2, 45, 1), Cell(1, 3, 1)), 300.0) for i in range(3)]
-    result = Replay(sessions, Hardware(gpus=1), check_every=1).run()
+    result = Replay(sessions, ReplayHardware(gpus=1), check_every=1).run()
     assert result.cells == 9
     assert result.wait_s(0.99) > 60
     assert result.at_once < 1.0
@@ -97,7 +97,7 @@ def test_every_cell_is_served_even_where_there_is_one_gpu() -> None:
 def test_a_cell_that_fits_no_node_is_left_out_and_said() -> None:
     """Eight GPUs on a machine with two; 90 GiB on devices of 80."""
     cells = (Cell(0, 5, 8), Cell(0, 5, 1, 90.0), Cell(0, 5, 2))
-    result = Replay([WorkloadSession("s", 0.0, cells, 20.0)], Hardware(gpus=2)).run()
+    result = Replay([WorkloadSession("s", 0.0, cells, 20.0)], ReplayHardware(gpus=2)).run()
     assert (result.cells, result.impossible) == (1, 2)
     assert result.at_once == pytest.approx(1 / 3), "who was left out did not start"
 
@@ -109,7 +109,7 @@ def test_a_trace_is_read_in_the_order_of_its_sessions(tmp_path: Path) -> None:
     first, second = read_trace(path)
     assert first == WorkloadSession("a", 0.0, (Cell(5.0, 2.0, 0, 0.0), Cell(2.0, 10.0, 2, 4.0)), 100.0)
     assert second.cells == (Cell(10.0, 30.0, 1, 2.5),)
-    assert Replay([first, second], Hardware(gpus=2)).run().cells == 2
+    assert Replay([first, second], ReplayHardware(gpus=2)).run().cells == 2
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_a_million_cells_are_refused_before_they_are_all_read(tmp_path: Path, mo
 def test_the_two_day_trace_comes_out_as_it_did() -> None:
     """64 GPUs: 1,369 of 5,070 reserved GPU-hours leased, and all but a few cells start at once."""
     sessions = read_trace(Path(os.environ["SUBLET_MATERIAL"], "data", "notebook-trace-2days.csv"))
-    result = Replay(sessions, Hardware(gpus=64)).run()
+    result = Replay(sessions, ReplayHardware(gpus=64)).run()
     assert (result.sessions, result.cells) == (59, 518)
     assert round(result.held_ns / HOUR_NS) == 1369
     assert round(result.reserved_ns / HOUR_NS) == 5070
     assert result.at_once >= 0.998
-    reserved = run_peer(PEERS[0], sessions, Hardware(gpus=256))
+    reserved = run_peer(PEERS[0], sessions, ReplayHardware(gpus=256))
     assert reserved.held_ns == reserved.reserved_ns == result.reserved_ns, "with room for all, nothing waits"
 
 
@@ -176,9 +176,9 @@ def test_the_two_day_trace_comes_out_as_it_did() -> None:
 def test_with_the_gpus_that_a_batch_queue_needs_newcomers_start_within_a_notice() -> None:
     """48 GPUs: the fewest from which on FIFO starts at least 85 % of the cells at once. Long cells take turns there."""
     sessions = read_trace(Path(os.environ["SUBLET_MATERIAL"], "data", "notebook-trace-2days.csv"))
-    fewer, enough = (run_peer(PEERS[3], sessions, Hardware(gpus=gpus)).at_once for gpus in (47, 48))
+    fewer, enough = (run_peer(PEERS[3], sessions, ReplayHardware(gpus=gpus)).at_once for gpus in (47, 48))
     assert fewer < 0.85 <= enough
-    result = Replay(sessions, Hardware(gpus=48)).run()
+    result = Replay(sessions, ReplayHardware(gpus=48)).run()
     assert result.start_within(result.notice_ns) >= 0.99
     assert result.at_once >= 0.95
     assert result.held_ns < 0.3 * result.reserved_ns
@@ -191,7 +191,7 @@ def test_a_short_cell_does_not_wait_for_the_turns_of_long_ones() -> None:
     short = [WorkloadSession(f"short{n}", 180.0 + 47 * n, (Cell(0, 3, 1),), 190.0 + 47 * n) for n in range(8)]
     longest = []
     for policy in (POLICY, replace(POLICY, turn_least_ns=POLICY.max_hold_ns)):
-        result = Replay([*long, *short], Hardware(gpus=2), rules=Rules(policy=policy), check_every=1).run()
+        result = Replay([*long, *short], ReplayHardware(gpus=2), rules=Rules(policy=policy), check_every=1).run()
         waits = [took - run for tenant, run, took in result.done if tenant.startswith("short")]
         assert len(waits) == 8
         longest.append(max(waits) // NS_PER_S)
@@ -207,7 +207,7 @@ def test_short_cells_beside_a_run_of_hours_find_their_gpu_after_a_pause() -> Non
     person = WorkloadSession("person", 60.0, (Cell(2, 0.5, 1),) * 90, 600.0)
     taken, waits_s = [], []
     for policy in (POLICY, replace(POLICY, pause_ns=1)):
-        result = Replay([run, person], Hardware(gpus=1), rules=Rules(policy=policy), check_every=1).run()
+        result = Replay([run, person], ReplayHardware(gpus=1), rules=Rules(policy=policy), check_every=1).run()
         taken.append(result.preemptions["fair_share"])
         waits_s.append(result.wait_s(0.5))
         assert result.finished_ns <= 12.5 * HOUR_NS
@@ -218,7 +218,7 @@ def test_short_cells_beside_a_run_of_hours_find_their_gpu_after_a_pause() -> Non
 
 def test_a_trace_of_our_own_comes_out_as_counted_by_hand() -> None:
     """One cell of an hour in a session of ten: an hour used, five minutes more held, ten hours reserved."""
-    [result] = [Replay([WorkloadSession("s", 0.0, (Cell(60, 60, 2),), 600.0)], Hardware(gpus=2)).run()]
+    [result] = [Replay([WorkloadSession("s", 0.0, (Cell(60, 60, 2),), 600.0)], ReplayHardware(gpus=2)).run()]
     assert result.used_ns == 2 * HOUR_NS
     assert 2 * HOUR_NS < result.held_ns <= 2 * HOUR_NS + 2 * HOUR_NS // 12
     assert result.reserved_ns == 20 * HOUR_NS
@@ -230,7 +230,9 @@ def test_an_idle_lease_is_kept_for_the_time_to_live_of_the_policy() -> None:
     """One cell of an hour; with a minute to live instead of five less is held after it."""
     session = [WorkloadSession("s", 0.0, (Cell(0, 60, 1),), 600.0)]
     short = replace(POLICY, ttl_gpu_ns=60 * NS_PER_S)
-    minute, five = (Replay(session, Hardware(gpus=1), rules=Rules(policy=policy)).run() for policy in (short, POLICY))
+    minute, five = (
+        Replay(session, ReplayHardware(gpus=1), rules=Rules(policy=policy)).run() for policy in (short, POLICY)
+    )
     assert HOUR_NS < minute.held_ns <= HOUR_NS + 60 * NS_PER_S < five.held_ns
 
 
@@ -262,10 +264,10 @@ def test_students_come_within_ten_minutes_and_share_devices() -> None:
     cells = [cell for session in found for cell in session.cells]
     assert 0.25 < sum(cell.gpus == 0 for cell in cells) / len(cells) < 0.42
     assert all(cell.shared and 0 < cell.vram_gib <= 16 for cell in cells if cell.gpus)
-    result = Replay(labs, Hardware(gpus=1), check_every=7).run()
+    result = Replay(labs, ReplayHardware(gpus=1), check_every=7).run()
     assert result.cells == sum(cell.gpus for session in labs for cell in session.cells)
     assert result.held_ns < HOUR_NS * 3, "one device, in parts, for two hours and what was left to do after them"
-    alone = run_peer(PEERS[3], labs, Hardware(gpus=1))
+    alone = run_peer(PEERS[3], labs, ReplayHardware(gpus=1))
     assert alone.wait_s(0.5) > result.wait_s(0.5), "a queue of whole devices"
 
 
@@ -279,7 +281,7 @@ def test_jobs_of_a_batch_cluster_run_in_the_background(tmp_path: Path) -> None:
     assert {(job.owner, job.tier) for job in jobs} == {("user-a", Tier.BATCH)}
     both = merged([WorkloadSession("s", 15.0, (Cell(0, 10, 2),), 60.0)], jobs)
     assert len(both) == 2, "the second job comes after everything"
-    result = Replay(both, Hardware(gpus=2), costs=Costs(move_ns=5 * NS_PER_S), check_every=1).run()
+    result = Replay(both, ReplayHardware(gpus=2), costs=Costs(move_ns=5 * NS_PER_S), check_every=1).run()
     assert result.preemptions == {"preempted": 1, "idle": 1}, "the job, and then the notebook that had nothing to run"
     assert result.moving_ns == 2 * 5 * NS_PER_S
     assert result.used_ns == 2 * 130 * 60 * NS_PER_S + result.moving_ns
@@ -322,7 +324,7 @@ def test_a_cell_beyond_a_quota_is_left_out_and_one_within_it_waits() -> None:
     cells = (Cell(0, 5, 2), Cell(0, 5, 1))
     both = [WorkloadSession(f"s{n}", 0.0, cells, 20.0, tenant="ana") for n in range(2)]
     result = Replay(
-        both, Hardware(gpus=4), rules=Rules(policy=Policy(quota_default=Quota(gpus=1))), check_every=1
+        both, ReplayHardware(gpus=4), rules=Rules(policy=Policy(quota_default=Quota(gpus=1))), check_every=1
     ).run()
     assert (result.cells, result.refused) == (2, 2)
     first, second = sorted(result.waits_ns)
@@ -346,7 +348,7 @@ def test_a_reservation_of_the_policy_is_free_when_the_course_comes(text: str, wa
     other = WorkloadSession("other", 0.0, (Cell(0.0, 180.0, 1, 1.0),), 300.0)
     student = WorkloadSession("student", 60.0, (Cell(0.0, 1.0, 1, 1.0),), 70.0, group="course")
     rules = Rules(declared=parse_policy(text).declared)
-    result = Replay([other, student], Hardware(gpus=1), rules=rules, check_every=1).run()
+    result = Replay([other, student], ReplayHardware(gpus=1), rules=rules, check_every=1).run()
     assert sorted(result.waits_ns) == [0, wait_s * NS_PER_S]
     assert ("preempted" if wait_s == 0 else "fair_share") in result.preemptions
 
@@ -355,7 +357,7 @@ def test_members_of_a_group_are_held_to_its_ceiling() -> None:
     """Those that the policy names, and no others."""
     both = [WorkloadSession(name, 0.0, (Cell(0.0, 10.0, 1, 1.0),), 20.0) for name in ("ana", "ben", "cleo")]
     declared = parse_policy('[group.course]\nceiling = 1\nmembers = ["ana", "ben"]').declared
-    result = Replay(both, Hardware(gpus=3), rules=Rules(declared=declared), check_every=1).run()
+    result = Replay(both, ReplayHardware(gpus=3), rules=Rules(declared=declared), check_every=1).run()
     assert sum(wait > 0 for wait in result.waits_ns) == 1
     assert Rules(declared=parse_policy("[group.a]\nfloor = 2\n[group.b]\nfloor = 1").declared).least == 3
 
@@ -363,7 +365,7 @@ def test_members_of_a_group_are_held_to_its_ceiling() -> None:
 def test_a_cell_begins_once_it_has_started_on_its_gpus() -> None:
     """The start is part of its wait and of what its GPUs are used for; one that finds them still held needs none."""
     sessions = [WorkloadSession("s", 0.0, (Cell(0, 1, 1), Cell(1, 1, 1)), 3.0)]
-    result = Replay(sessions, Hardware(gpus=1), costs=Costs(start_ns=2 * NS_PER_S), check_every=1).run()
+    result = Replay(sessions, ReplayHardware(gpus=1), costs=Costs(start_ns=2 * NS_PER_S), check_every=1).run()
     assert list(result.waits_ns) == [2 * NS_PER_S, 0]
     assert result.warm == 1
     assert result.used_ns == 122 * NS_PER_S
@@ -407,7 +409,7 @@ TWO = [
 def test_models_of_others_come_out_as_counted_by_hand(peer: str, held_min: int, waits_min: list[int]) -> None:
     """Two sessions on two GPUs."""
     [model] = [one for one in PEERS if one.name == peer]
-    result = run_peer(model, TWO, Hardware(gpus=2))
+    result = run_peer(model, TWO, ReplayHardware(gpus=2))
     assert result.cells == 3
     assert result.held_ns / (60 * NS_PER_S) == held_min
     assert [wait // (60 * NS_PER_S) for wait in result.waits_ns] == waits_min
@@ -424,7 +426,7 @@ def test_fifo_lets_nobody_pass_and_backfill_only_who_delays_nobody() -> None:
     waits = {}
     for name in ("FIFO", "backfill"):
         [model] = [one for one in PEERS if one.name == name]
-        result = run_peer(model, sessions, Hardware(gpus=2))
+        result = run_peer(model, sessions, ReplayHardware(gpus=2))
         waits[name] = {tenant: (took - run) // (60 * NS_PER_S) for tenant, run, took in result.done}
     assert waits["FIFO"] == {"busy": 0, "both": 9, "long": 18, "short": 17}
     assert waits["backfill"] == {"busy": 0, "both": 9, "long": 18, "short": 0}
@@ -452,7 +454,7 @@ def test_figures_are_those_of_what_was_noted() -> None:
 @pytest.mark.parametrize("gpus", [2, 3, 8])
 def test_no_policy_is_through_before_the_fluid_bound(gpus: int) -> None:
     """Whatever shares the GPUs; and on ample ones without a pause the bound is what the last cell takes."""
-    sessions, hardware = generate(3, sessions=6, days=1), Hardware(gpus=gpus, per_node=4)
+    sessions, hardware = generate(3, sessions=6, days=1), ReplayHardware(gpus=gpus, per_node=4)
     results = [Replay(sessions, hardware).run(), *(run_peer(peer, sessions, hardware) for peer in PEERS)]
     for result in results:
         assert result.fluid_ns <= result.finished_ns, result.name
@@ -464,7 +466,7 @@ def test_no_policy_is_through_before_the_fluid_bound(gpus: int) -> None:
 def test_the_fluid_bound_by_hand() -> None:
     """Two GPUs; four hours of work that all comes at minute 0 take two hours, and a late short cell more than that."""
     crowd = [WorkloadSession(f"s{n}", 0.0, (Cell(0, 60, 1),), 60.0) for n in range(4)]
-    hardware = Hardware(gpus=2)
+    hardware = ReplayHardware(gpus=2)
     assert fluid_bound_ns(crowd, hardware) == pytest.approx(120 * 60 * NS_PER_S)
     late = WorkloadSession("late", 0.0, (Cell(110, 20, 1), Cell(0, 5, 64), Cell(5, 30, 1)), 200.0)
     bound_ns = fluid_bound_ns([*crowd, late], hardware)

@@ -19,7 +19,7 @@ from sublet.office.ledger.records import Quota
 from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.policy_file import parse_policy
-from sublet.simulate.replay import POLICY, Hardware, Replay, Rules
+from sublet.simulate.replay import POLICY, Replay, ReplayHardware, Rules
 from sublet.simulate.workload import Cell, WorkloadSession, course, generate, merged, parse_lab, paying
 from sublet.values import TenantId, Tier
 
@@ -60,7 +60,9 @@ def jobs(count: int, group: str = "other") -> list[WorkloadSession]:
 class Recorded(Replay):
     """Keeps a digest of all that was decided, and of what people in the queue were told."""
 
-    def __init__(self, sessions: Sequence[WorkloadSession], hardware: Hardware, rules: Rules | None = None) -> None:
+    def __init__(
+        self, sessions: Sequence[WorkloadSession], hardware: ReplayHardware, rules: Rules | None = None
+    ) -> None:
         self.digest = hashlib.sha256()
         self.decisions = 0
         super().__init__(sessions, hardware, rules=rules)
@@ -77,21 +79,21 @@ class Recorded(Replay):
 
 
 WORKLOADS: dict[str, Callable[[], Recorded]] = {
-    "a lab on one device": lambda: Recorded(lab(30), Hardware(gpus=1, vram_gib=16)),
-    "some pay": lambda: Recorded(paying(lab(16, 3), 0.25, 1), Hardware(gpus=1, vram_gib=16)),
-    "notebooks": lambda: Recorded(generate(2, sessions=12, days=2), Hardware(gpus=6, per_node=4)),
+    "a lab on one device": lambda: Recorded(lab(30), ReplayHardware(gpus=1, vram_gib=16)),
+    "some pay": lambda: Recorded(paying(lab(16, 3), 0.25, 1), ReplayHardware(gpus=1, vram_gib=16)),
+    "notebooks": lambda: Recorded(generate(2, sessions=12, days=2), ReplayHardware(gpus=6, per_node=4)),
     "limits of device time": lambda: Recorded(
         generate(5, sessions=10, days=2),
-        Hardware(gpus=6, per_node=4),
+        ReplayHardware(gpus=6, per_node=4),
         Rules(policy=msgspec.structs.replace(POLICY, quota_default=Quota(gpus=2, gpu_seconds=1500))),
     ),
     "groups, a floor, a reservation, jobs": lambda: Recorded(
         merged(lab(6, group="course"), jobs(12)),
-        Hardware(gpus=3, per_node=2),
+        ReplayHardware(gpus=3, per_node=2),
         Rules(declared=parse_policy(DECLARED).declared, week_min=LAB.start_min),
     ),
     "gangs and jobs": lambda: Recorded(
-        merged(generate(7, sessions=8, days=1), jobs(10, "")), Hardware(gpus=6, per_node=4)
+        merged(generate(7, sessions=8, days=1), jobs(10, "")), ReplayHardware(gpus=6, per_node=4)
     ),
 }
 

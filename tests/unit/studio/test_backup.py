@@ -24,14 +24,14 @@ from sublet.office.journal.files import HomeLock
 from sublet.office.journal.reader import JournalReader
 from sublet.studio import backup
 from sublet.studio.people import TOKEN_PREFIX, People
-from sublet.studio.plan import Plan, Queue, last_plan, save_plan
+from sublet.studio.plan import CoursePlan, Queue, last_plan, save_plan
 from sublet.studio.records import Entry, Started, Terms
 from sublet.studio.store import SqliteStore, studio_lock
 from sublet.values import GIB
 from tests.unit.office.journal.making import OPENED, Place, at, queued
 from tests.unit.studio.test_people import OLD_TOKEN, Stage, write_version_1
 
-PLAN: Final = Plan(
+PLAN: Final = CoursePlan(
     made_at="2030-01-01T00:00:00Z", now=Queue(gpus=2, at_once=1, median_s=0, p95_s=1, longest=1), less=None
 )
 

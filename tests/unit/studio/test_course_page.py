@@ -13,7 +13,7 @@ from sublet.errors import InvalidRequest, NotFound
 from sublet.studio.course_page import SHOWN_MAX, Course, course_page, course_part
 from sublet.studio.overview import Overview
 from sublet.studio.people import Person
-from sublet.studio.plan import Plan, Queue
+from sublet.studio.plan import CoursePlan, Queue
 from sublet.wire.http import GroupView, LeaseView, PlaceAnswer
 from sublet.wire.http_views import SESSION_LABEL
 from tests.unit.studio.markup import Elements
@@ -122,11 +122,11 @@ def test_an_empty_course_says_so_and_reservations_of_others_are_not_its() -> Non
 def test_the_plan_is_the_last_one_with_its_date() -> None:
     now = Queue(gpus=8, at_once=0.991, median_s=0.2, p95_s=75.0, longest=12)
     less = Queue(gpus=7, at_once=0.9, median_s=30.0, p95_s=600.0, longest=40)
-    both = Plan(made_at="2026-03-01T10:00:00Z", now=now, less=less)
+    both = CoursePlan(made_at="2026-03-01T10:00:00Z", now=now, less=less)
     shown = text_of(course_part(course(plan=both)))
     assert "8 99.1% of cells 0s 1m 15s 12 requests 7 90.0% of cells 30s 10m 40 requests" in shown
     assert "As planned on 2026-03-01 10:00 UTC." in shown
-    one = Plan(made_at="2026-03-01T10:00:00Z", now=now, less=None)
+    one = CoursePlan(made_at="2026-03-01T10:00:00Z", now=now, less=None)
     assert "With one GPU less there would be none." in text_of(course_part(course(plan=one)))
     assert "Not planned yet." in text_of(course_part(course()))
     broken = InvalidRequest("the saved plan cannot be read", do="Make it again: `sublet simulate`.")

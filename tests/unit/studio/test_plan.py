@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from sublet.errors import InvalidRequest, JournalError
-from sublet.studio.plan import BYTES_MAX, Plan, Queue, last_plan, save_plan
+from sublet.studio.plan import BYTES_MAX, CoursePlan, Queue, last_plan, save_plan
 
 EIGHT = Queue(gpus=8, at_once=0.991, median_s=0.0, p95_s=75.0, longest=12)
-PLAN = Plan(made_at="2026-03-01T10:00:00Z", now=EIGHT, less=None)
+PLAN = CoursePlan(made_at="2026-03-01T10:00:00Z", now=EIGHT, less=None)
 
 
 def test_the_last_one_of_a_group_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "studio"
     assert last_plan(folder, "ml1") is None
     save_plan(folder, "ml1", PLAN)
-    later = Plan(made_at="2026-03-02T10:00:00Z", now=EIGHT, less=msgspec.structs.replace(EIGHT, gpus=7))
+    later = CoursePlan(made_at="2026-03-02T10:00:00Z", now=EIGHT, less=msgspec.structs.replace(EIGHT, gpus=7))
     path = save_plan(folder, "ml1", later)
     assert last_plan(folder, "ml1") == later
     assert last_plan(folder, "ml2") is None

@@ -46,9 +46,9 @@ def top(
             for line in whole(known, _columns(), known.at_s):
                 print(simple(styled(line, colour=colour), encoding))
         else:
-            from sublet.cli.top.live import look_on
+            from sublet.cli.top.live import run_live
 
-            return look_on(reader, known)
+            return run_live(reader, known)
     return DONE
 
 

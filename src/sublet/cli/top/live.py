@@ -20,7 +20,7 @@ from sublet.cli.show import colour_on
 from sublet.cli.terminal import Terminal, size_of
 from sublet.cli.top.paint import Painting, changes, painting, simple
 from sublet.cli.top.reading import OfficeReader
-from sublet.cli.top.screen import Screen, ScreenView, keys, looked, screen
+from sublet.cli.top.screen import Screen, ScreenView, keys, screen, view_after_key
 from sublet.cli.top.snapshot import OfficeSnapshot
 from sublet.cli.top.watch import SnapshotWatch
 
@@ -31,7 +31,7 @@ _ENDS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _HEARD: Final = (*_ENDS, signal.SIGWINCH, signal.SIGCONT)
 
 
-def look_on(reader: OfficeReader, known: OfficeSnapshot) -> int:
+def run_live(reader: OfficeReader, known: OfficeSnapshot) -> int:
     """Show it until the user quits; the exit status."""
     with _woken() as (ours, theirs):
         watch = SnapshotWatch(reader, known, lambda: _poke(theirs))
@@ -80,7 +80,7 @@ class LiveScreen:
                     elif name == "redraw":
                         self._shown = None
                     elif self._made is not None:
-                        self._look = looked(self._made, name)
+                        self._look = view_after_key(self._made, name)
                         self._make()
 
     def _enter(self, undo: contextlib.ExitStack) -> None:

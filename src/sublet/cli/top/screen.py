@@ -219,7 +219,7 @@ def keys(data: bytes) -> tuple[list[str], bytes]:
     return [name for name in found if name], b""
 
 
-def looked(made: Screen, key: str) -> ScreenView:
+def view_after_key(made: Screen, key: str) -> ScreenView:
     """What is looked at after this key. The next screen corrects a position beyond the end."""
     at, scroll = made.look
     match key:

@@ -93,7 +93,7 @@ def clean(
             return (beside or _stays(process)) and _is_older(process.pid, since_ns)
 
         looks = 1 if most else STILL_LOOKS
-        left, draws, in_use = _left_on(uuid, library, sees_processes, is_others, sleep, rest, looks)
+        left, draws, in_use = _find_remaining(uuid, library, sees_processes, is_others, sleep, rest, looks)
         left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
@@ -156,7 +156,7 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0, most: int = 0) -> int:
     return count
 
 
-def _left_on(
+def _find_remaining(
     uuid: str,
     library: Library | None,
     sees_processes: bool,

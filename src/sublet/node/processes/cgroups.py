@@ -152,11 +152,11 @@ class Groups:
     def describe(self) -> list[CgroupFinding]:
         """What holds here, part by part, and why the rest does not."""
         return [
-            self._say_end(),
+            self._check_end(),
             *(self._check_controller(name) for name in ("memory", "pids", "cpu", "cpuset", "devices")),
         ]
 
-    def _say_end(self) -> CgroupFinding:
+    def _check_end(self) -> CgroupFinding:
         part = "ending a guest as a whole"
         if self.v2 is not None:
             return CgroupFinding(part, True, f"by control group (cgroup v2 in {self.v2.base})")

@@ -206,7 +206,12 @@ class ControlGroup:
         """Take it away, with what was made below it; returns the folders that would not go (processes are in them)."""
         left = list[str]()
         for _ in range(_REMOVE_ROUNDS):
-            left = [folder for top in self._folders() if not self._is_removed(top) for folder in self._left_of(top)]
+            left = [
+                folder
+                for top in self._folders()
+                if not self._is_removed(top)
+                for folder in self._remaining_folders(top)
+            ]
             if not left:
                 self._bases = None if self._bases is None else ()
                 break
@@ -249,7 +254,7 @@ class ControlGroup:
         for folder in self._files.folders(top, sure=sure):
             yield from self._below(folder, sure=sure)
 
-    def _left_of(self, top: str) -> list[str]:
+    def _remaining_folders(self, top: str) -> list[str]:
         """Something is in it; perhaps only groups that were made below."""
         return [folder for folder in reversed(list(self._below(top))) if not self._is_removed(folder)]
 

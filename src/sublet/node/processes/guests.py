@@ -33,9 +33,9 @@ from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.logs import GuestLog, LogRoom
 from sublet.node.processes.messages import out_of_memory, refused_by_machine
 from sublet.node.processes.reaper import ProcessExit, Reaper
-from sublet.node.processes.scan_schedule import UNSEEN_S, Looking
+from sublet.node.processes.scan_schedule import UNSEEN_S, ScanSchedule
 from sublet.node.processes.spawn import Child, SpawnFailed, read_failure
-from sublet.node.processes.termination import Endings
+from sublet.node.processes.termination import Terminations
 from sublet.node.processes.tree import ProcessSnapshot, Tree, Trees
 from sublet.values import NS_PER_S, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
@@ -88,15 +88,15 @@ class GuestTable:
         self._launch = launch
         self._logs = logs
         self._log_room = LogRoom(os.path.dirname(logs))
-        self._looking = Looking(loop, self._see, lambda: any(True for _ in self.of(None)))
-        self._reaper = Reaper(loop, self._looking.soon)
+        self._scans = ScanSchedule(loop, self._see, lambda: any(True for _ in self.of(None)))
+        self._reaper = Reaper(loop, self._scans.soon)
         self._starting: dict[int, _Starting] = {}
         self._kept = EndedGuests()
         self.room = GuestRoom()
         """How many there may be."""
         self._count = 0
         self._will_put_away = False
-        self._endings = Endings(loop, trees, self.priority, killed=self._struck, safely=self._safely)
+        self._terminations = Terminations(loop, trees, self.priority, killed=self._struck, safely=self._safely)
 
     # ---- starting ----
 
@@ -291,7 +291,7 @@ class GuestTable:
             except Exception as error:  # noqa: BLE001 - the listeners are not told, and the rest is done
                 log_internal_error(error)
             return
-        self._endings.kill_until_gone(guest)
+        self._terminations.kill_until_gone(guest)
         for starting in tuple(self._starting.values()):
             if starting.guest is guest:
                 self._has_begun(starting)
@@ -316,8 +316,8 @@ class GuestTable:
 
     def scan(self) -> None:
         """Called at intervals: reads all processes, to measure what cannot be capped here and find unnoticed ends."""
-        self._endings.beat()
-        self._looking.soon(at_all=True)
+        self._terminations.beat()
+        self._scans.soon(at_all=True)
 
     def _see(self, at_all: bool) -> None:
         guests = list(self.of(None))
@@ -356,7 +356,7 @@ class GuestTable:
     def _end_left_behind(self, guest: GuestProcess) -> None:
         """What a command leaves behind runs on under the lease. A guest that serves is its main process: no caller can
         reach what that leaves behind, and the next guest needs the place."""
-        self._endings.kill_until_gone(guest)
+        self._terminations.kill_until_gone(guest)
         self.kill([guest], EndReason.GUEST_FAILED)
 
     def _put_away_soon(self) -> None:
@@ -383,7 +383,7 @@ class GuestTable:
         if group is not None:
             guest.hides = bool(group.inhabited())
             if guest.hides:
-                self._loop.after(UNSEEN_S, self._looking.soon)
+                self._loop.after(UNSEEN_S, self._scans.soon)
         return not guest.hides
 
     def _reaped(self, guest: GuestProcess, how: ProcessExit) -> None:
@@ -401,7 +401,7 @@ class GuestTable:
         """Nothing of it runs. What it still had to say is read to the end. Each step is done whatever the others do."""
         guest.now(GuestEvent.EXITED)
         guest.ended_wall_ns = self._clock.wall_ns()
-        self._endings.is_gone(guest)
+        self._terminations.is_gone(guest)
         for step in (
             guest.release_live_state,
             lambda: self._trees.drop(guest.id),
@@ -437,15 +437,15 @@ class GuestTable:
 
     def terminate(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
-        self._endings.terminate(guests, line, reason)
+        self._terminations.terminate(guests, line, reason)
 
     def kill(self, guests: Iterable[GuestProcess], reason: EndReason) -> None:
         """Their end, now. Whether they are gone is seen by the next look; one that was seen to be gone needs none."""
-        self._endings.kill((guest for guest in guests if guest.id not in self.leaving), reason)
+        self._terminations.kill((guest for guest in guests if guest.id not in self.leaving), reason)
 
     def end_alone(self, guest: GuestProcess, grace_ns: int) -> None:
         """End one guest under a lease that goes on."""
-        self._endings.alone(guest, grace_ns)
+        self._terminations.alone(guest, grace_ns)
 
     def signal(self, guest: GuestProcess, number: int, *, tree: bool) -> None:
         """To its main process, or to all it has; harmless once it is gone."""
@@ -462,4 +462,4 @@ class GuestTable:
     def _struck(self) -> None:
         """Some were killed: those that ended are reaped at once, and the others are looked for."""
         self._reaper.reap()
-        self._looking.soon()
+        self._scans.soon()

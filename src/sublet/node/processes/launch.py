@@ -149,7 +149,7 @@ class GuestLauncher:
         if profile is not Profile.TENANT or not self.walls.needs_look(spec.python):
             return self._make_room(tenancy, profile, spec, then, volume)
 
-        def looked(found: str | None) -> None:
+        def on_inspected(found: str | None) -> None:
             try:
                 self.walls.on_inspected(spec.python, found)
                 if not self._make_room(tenancy, profile, spec, then, volume):
@@ -157,7 +157,9 @@ class GuestLauncher:
             except SubletError as error:
                 then(error)
 
-        self.forked_jobs.run(lambda: self.walls.inspect(spec.python), looked, tenant=tenancy.tenant, by_ns=AWAITED)
+        self.forked_jobs.run(
+            lambda: self.walls.inspect(spec.python), on_inspected, tenant=tenancy.tenant, by_ns=AWAITED
+        )
         return True
 
     def _make_room(

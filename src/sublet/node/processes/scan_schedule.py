@@ -12,7 +12,7 @@ UNSEEN_S: Final = 0.2
 """After a look that could not be taken, for want of descriptors or memory: nothing is concluded from it."""
 
 
-class Looking:
+class ScanSchedule:
     """The looks of one supervisor."""
 
     def __init__(self, loop: Loop, look: Callable[[bool], None], is_needed: Callable[[], bool]) -> None:

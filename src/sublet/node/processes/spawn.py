@@ -32,7 +32,7 @@ class SpawnFailed(Exception):
     """The command did not come to run."""
 
     def __init__(self, step: str, number: int, subject: str) -> None:
-        super().__init__(_said(step, number, subject))
+        super().__init__(_failure_text(step, number, subject))
         self.step = step
         self.number = number
 
@@ -177,7 +177,7 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _said(step: str, number: int, subject: str) -> str:
+def _failure_text(step: str, number: int, subject: str) -> str:
     why = os.strerror(number) if number else "it failed"
     if step == "exec":
         return f"{subject} could not be run: {why}"

@@ -20,7 +20,7 @@ from sublet.node.processes.log_readers import Follower, Following, NullFollower
 from sublet.node.processes.logs import NOTICE, GuestLog
 from sublet.node.processes.stdio_pipes import (
     ChildEnds,
-    Ends,
+    StdioPipes,
     child_setup,
     open_pipes,
     open_serving,
@@ -49,7 +49,9 @@ OnDone = Callable[[], None]
 class Stdio:
     """The standard streams of one guest, in the loop."""
 
-    def __init__(self, loop: Loop, log: GuestLog, ends: Ends | None = None, on_done: OnDone | None = None) -> None:
+    def __init__(
+        self, loop: Loop, log: GuestLog, ends: StdioPipes | None = None, on_done: OnDone | None = None
+    ) -> None:
         """Without ends it is what is left of a guest that is gone: a log to be followed."""
         self.log = log
         self.on_stdin_room: Callable[[], None] | None = None
@@ -172,9 +174,9 @@ class Stdio:
         """A line of Sublet's own on stderr: between two lines of the guest if it ends one soon, else on a new one."""
         self._unsaid += [f"sublet: {part}{self._line_end}" for part in line.splitlines()]
         if not self._midline or not self._outputs or len(self._unsaid) >= UNSAID_MAX:
-            self._say_now()
+            self._flush_notices()
         elif self._patience is None:
-            self._patience = self._loop.after(SAY_PATIENCE_S, self._say_now)
+            self._patience = self._loop.after(SAY_PATIENCE_S, self._flush_notices)
 
     # ---- what the guest reads ----
 
@@ -240,7 +242,7 @@ class Stdio:
         """Let go of every descriptor. Followers still get the rest of the log, and then the end."""
         if self._closed:
             return
-        self._say_now()
+        self._flush_notices()
         self._closed = True
         if self._draining is not None:
             self._draining.cancel()
@@ -310,7 +312,7 @@ class Stdio:
         if cut:
             self._give(stream, data[:cut])
             self._midline = False
-            self._say_now()
+            self._flush_notices()
             data = data[cut:]
         if data:
             self._give(stream, data)
@@ -329,7 +331,7 @@ class Stdio:
                 f"the log of this guest ends here ({self.log.stopped}); it runs on, and is still shown live"
             )
 
-    def _say_now(self) -> None:
+    def _flush_notices(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -363,7 +365,7 @@ class Stdio:
         self._drop(fd)
         if self._outputs:
             return
-        self._say_now()
+        self._flush_notices()
         if self._draining is not None:
             self._draining.cancel()
         if self._on_done is not None and not self._closed:

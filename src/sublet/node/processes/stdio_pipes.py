@@ -39,7 +39,7 @@ class ChildEnds:
 
 
 @dataclass(slots=True)
-class Ends:
+class StdioPipes:
     """Both halves."""
 
     child: ChildEnds
@@ -81,7 +81,7 @@ class Ends:
         return sign if local & termios.ICANON and isinstance(sign, bytes) and sign != b"\0" else b""
 
 
-def open_pipes(*, stdin: bool) -> Ends:
+def open_pipes(*, stdin: bool) -> StdioPipes:
     """Three pipes; or two, with nothing to read."""
     made: set[int] = set()
     try:
@@ -98,10 +98,10 @@ def open_pipes(*, stdin: bool) -> Ends:
     except OSError:
         _close_all(made)
         raise
-    return Ends(ChildEnds(child_in, child_out, child_err), parent_in, {out: STDOUT, err: STDERR}, list(made))
+    return StdioPipes(ChildEnds(child_in, child_out, child_err), parent_in, {out: STDOUT, err: STDERR}, list(made))
 
 
-def open_serving() -> Ends:
+def open_serving() -> StdioPipes:
     """Two pipes, and in place of stdin a socket from which the guest takes the connections of holders: descriptor 0
     reaches every guest, whichever way it is started."""
     made: set[int] = set()
@@ -117,10 +117,10 @@ def open_serving() -> Ends:
     except OSError:
         _close_all(made)
         raise
-    return Ends(ChildEnds(child_in, child_out, child_err), -1, {out: STDOUT, err: STDERR}, list(made), inbox)
+    return StdioPipes(ChildEnds(child_in, child_out, child_err), -1, {out: STDOUT, err: STDERR}, list(made), inbox)
 
 
-def open_terminal(rows: int, cols: int) -> Ends:
+def open_terminal(rows: int, cols: int) -> StdioPipes:
     """A terminal of its own. Its master is there twice, since it is written to and read from at different times."""
     made: set[int] = set()
     try:
@@ -129,7 +129,7 @@ def open_terminal(rows: int, cols: int) -> Ends:
         writing = os.dup(master)
         made.add(writing)
         os.set_blocking(master, False)
-        ends = Ends(ChildEnds(slave, slave, slave, is_terminal=True), writing, {master: STDOUT}, list(made))
+        ends = StdioPipes(ChildEnds(slave, slave, slave, is_terminal=True), writing, {master: STDOUT}, list(made))
         ends.resize(rows, cols)
     except OSError:
         _close_all(made)

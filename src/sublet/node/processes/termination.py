@@ -22,7 +22,7 @@ KILL_AGAIN_NS: Final = NS_PER_S // 2
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
 
 
-class Endings:
+class Terminations:
     """Of all guests of one supervisor."""
 
     def __init__(

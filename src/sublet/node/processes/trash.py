@@ -137,7 +137,7 @@ class Trash:
         """Until it is gone: while descriptors or processes are short it cannot be."""
         left = remove_tree(folder, count_max=NAMES_AT_ONCE)
         if left.is_cut_short:
-            self._forked_jobs.run(lambda: _said(remove_tree(folder)), lambda said: self._removed(folder, said))
+            self._forked_jobs.run(lambda: _leftover_text(remove_tree(folder)), lambda said: self._removed(folder, said))
         elif not left.is_clean:
             raise OSError(errno.EBUSY, str(left), folder)
 
@@ -197,5 +197,5 @@ class HeldMemory:
         self._later()
 
 
-def _said(left: Left) -> str:
+def _leftover_text(left: Left) -> str:
     return "" if left.is_clean else str(left)

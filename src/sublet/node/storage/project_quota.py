@@ -70,7 +70,7 @@ def limit(folder: str, size: int, kernel: _Asked | None = None) -> str:
         finally:
             os.close(fd)
     except OSError as error:
-        return _words(error)
+        return _error_text(error)
 
 
 def why_not(folder: str, kernel: _Asked | None = None) -> str:
@@ -84,7 +84,7 @@ def why_not(folder: str, kernel: _Asked | None = None) -> str:
         finally:
             os.close(fd)
     except OSError as error:
-        return _words(error)
+        return _error_text(error)
     return ""
 
 
@@ -121,7 +121,7 @@ def _is_ours(project: int) -> bool:
     return project & ~_OURS_MAX == _OURS
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     if error.errno == errno.EPERM:
         return "only root may set a quota"
     if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.ESRCH, errno.ENOSYS):

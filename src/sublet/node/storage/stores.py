@@ -107,7 +107,7 @@ class Stores:
     def _wait(self, tenancy: LeaseRuntime, stores: list[StoredFolder], then: Then) -> None:
         is_told = False
 
-        def look() -> None:
+        def answer_when_made() -> None:
             nonlocal is_told
             if is_told or not all(store.is_made for store in stores):
                 return
@@ -120,7 +120,7 @@ class Stores:
                 then(None)
 
         for store in stores:
-            store.waiting.append(look)
+            store.waiting.append(answer_when_made)
 
     def _check(self, tenancy: LeaseRuntime, stores: list[StoredFolder]) -> None:
         """Whether all is there; if it is, guests learn of it. What was refused may be asked for again."""

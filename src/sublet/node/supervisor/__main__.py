@@ -58,7 +58,7 @@ def main(text: str) -> int:
         Supervisor,
     )
 
-    if not settings.office and not (settings := replace(settings, office=_told())).office:
+    if not settings.office and not (settings := replace(settings, office=_read_office())).office:
         os.unlink(locked)
         return os.EX_NOINPUT
     try:
@@ -83,7 +83,7 @@ def main(text: str) -> int:
     return 0
 
 
-def _told() -> str:
+def _read_office() -> str:
     """Whose supervisor it is: named by the program that started it, when that is known. Empty if it never will be."""
     office = os.read(0, OFFICE_MAX).decode()
     null = os.open(os.devnull, os.O_RDONLY)

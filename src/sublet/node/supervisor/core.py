@@ -68,17 +68,17 @@ class SupervisorCore(Generic[L]):
         make_law: Callable[[Inventory], L],
         arm: Callable[[int | None], None],
         now_ns: int,
-        on_said: Callable[[], None] = lambda: None,
+        on_reports_sent: Callable[[], None] = lambda: None,
     ) -> None:
         """``make_law``: over the hardware as it is when the first office says what there is. ``arm``: ``step`` is to be
-        called at that instant, and at no other; None: not before something happens. ``on_said`` is called when reports
-        were said."""
+        called at that instant, and at no other; None: not before something happens. ``on_reports_sent`` is called when
+        reports were sent."""
         self.law: L | None = None
         """None until the first office has come: then there is no table yet, and nothing is accepted."""
         self.office: OfficeEnd | None = None
         self._make_law = make_law
         self._arm = arm
-        self._on_said = on_said
+        self._on_reports_sent = on_reports_sent
         self._reports: list[Report] = []
         self._gone: set[LeaseId] = set()
         """Leases with guests that are gone since the last turn."""
@@ -144,13 +144,13 @@ class SupervisorCore(Generic[L]):
         return bool(self._gone)
 
     def guest_gone(self, lease: LeaseId) -> bool:
-        """A guest of this lease is gone. Whether it is the first since the last ``tell_gone``, which is to be called in
-        the next turn: of some that are gone at once all are told in one go."""
+        """A guest of this lease is gone. Whether it is the first since the last ``process_gone_guests``, which is to be
+        called in the next turn: of some that are gone at once all are reported together."""
         is_first = not self._gone
         self._gone.add(lease)
         return is_first
 
-    def tell_gone(self, now_ns: int) -> None:
+    def process_gone_guests(self, now_ns: int) -> None:
         """The law hears of the guests that are gone, and goes on at once with what waited for that."""
         gone, self._gone = self._gone, set()
         if self.law is not None:
@@ -177,7 +177,7 @@ class SupervisorCore(Generic[L]):
             reports, self._reports = self._reports, []
             for start in range(0, len(reports), REPORTS_MAX):
                 self.office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])), at_once)
-            self._on_said()
+            self._on_reports_sent()
 
 
 # -------------------------------------------------------------------------------------------------------------- obeying
@@ -199,7 +199,7 @@ WAITS_MAX: Final = 6
 """Turns in a row in which those who have left come first."""
 
 
-class Obeying:
+class OrderQueue:
     """What came on one connection and is not done yet."""
 
     def __init__(

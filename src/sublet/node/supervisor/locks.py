@@ -558,7 +558,7 @@ class Claims:
             if device not in wanted:
                 self._locks.unlock(device)
         self._taken = {device: said for device in sorted(wanted) if (said := self._take(device, TRIES))}
-        return [self._says(device) for device in self._named()]
+        return [self._foreign_use(device) for device in self._named()]
 
     def again(self) -> list[Foreign]:
         """Try once more for what others have, and look after what is held; says what changed. It does not wait."""
@@ -571,7 +571,7 @@ class Claims:
             else:
                 del self._taken[device]
         changed = {name for name in {*before, *self._taken} if before.get(name) != self._taken.get(name)}
-        return [self._says(device) for device in self._named() if device.machine_id in changed]
+        return [self._foreign_use(device) for device in self._named() if device.machine_id in changed]
 
     def close(self) -> None:
         """Let others have all of it."""
@@ -588,7 +588,7 @@ class Claims:
             return error.message
         return ""
 
-    def _says(self, device: Device) -> Foreign:
+    def _foreign_use(self, device: Device) -> Foreign:
         assert self._inventory is not None
         said = self._taken.get(device.machine_id)
         if said is None:

@@ -18,7 +18,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.lease_end import EndReason
 from sublet.node.connections import Connection, internal_error
 from sublet.node.loop import Loop, log_internal_error
-from sublet.node.supervisor.core import Obeying
+from sublet.node.supervisor.core import OrderQueue
 from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire.codec import MARK, dumps, from_wire, loads
 from sublet.wire.frames import close_all
@@ -83,7 +83,7 @@ class OfficeLink:
         """Whose orders come here, once the office has said it."""
         self._has_confessed = False
         self._connection = Connection(loop, sock, self._link, self._on_event)
-        self._obeying = Obeying(
+        self._orders = OrderQueue(
             loop.guarded(lambda _: self.cut(internal_error())).soon, served.obey, served.are_leaving
         )
 
@@ -110,7 +110,7 @@ class OfficeLink:
                     self._ordered(happening.body, self._node)
             case Over():
                 try:
-                    self._obeying.all()
+                    self._orders.all()
                 finally:
                     self._on_over(self)
             case _:
@@ -118,7 +118,7 @@ class OfficeLink:
 
     def _ordered(self, body: bytes, node: NodeId) -> None:
         orders, unread = read_orders(body, node)
-        self._obeying.take(orders)
+        self._orders.take(orders)
         refused = tuple(one.refusal for one in unread if one.refusal is not None)
         if refused:
             self.report(Reports(reports=refused))
@@ -131,7 +131,7 @@ class OfficeLink:
             asked = loads(OfficeCall, called.body)
             if self._node is None and not isinstance(asked, Configure):
                 raise InvalidRequest("an office has to say first who it is", do="Send Configure.")
-            self._obeying.all()
+            self._orders.all()
             try:
                 answer = self._answer(asked, called.fds)
             except OSError as error:

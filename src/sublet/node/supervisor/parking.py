@@ -149,8 +149,8 @@ class Parker:
             if guest.state is GuestState.RUNNING:
                 guest.now(GuestEvent.PARK)
 
-        def told(said: Mapping[str, Any]) -> None:
-            self._safely(leaving, lambda: suspended(said))
+        def on_suspended(answer: Mapping[str, Any]) -> None:
+            self._safely(leaving, lambda: suspended(answer))
 
         def suspended(said: Mapping[str, Any]) -> None:
             if "failed" in said:
@@ -182,7 +182,7 @@ class Parker:
             self._suspending.suspend(
                 self._pids(guests),
                 max(1, lock_ns // 1_000_000),
-                told,
+                on_suspended,
                 copy_s=(left_ns - lock_ns) / NS_PER_S,
                 groups=[pids for pids in programs if len(pids) > 1],
             )

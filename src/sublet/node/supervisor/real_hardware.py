@@ -432,11 +432,11 @@ class CardCleaning:
         if not self._is_root:
             return
 
-        def told(said: str | None) -> None:
-            found = _found_in(said)
+        def on_settings(output: str | None) -> None:
+            found = _found_in(output)
             known.settings = found.settings if found is not None else ""
 
-        self._forked_jobs.run(lambda: self._run((card, "--look")), told)
+        self._forked_jobs.run(lambda: self._run((card, "--look")), on_settings)
 
     def was_lent(self, card: str, since_ns: int) -> None:
         """An earlier supervisor had guests on it since then, or since before."""
@@ -473,14 +473,14 @@ class CardCleaning:
     def _begin(self, card: str, known: _Card) -> _Look:
         look = _Look()
 
-        def told(said: str | None) -> None:
-            look.is_done, look.found = True, _found_in(said)
+        def on_cleaned(output: str | None) -> None:
+            look.is_done, look.found = True, _found_in(output)
 
         settings = ("--settings", known.settings) if known.settings else ()
         since = ("--since", str(known.since_ns)) if known.since_ns is not None else ()
         rest = ("--rest", str(known.rest)) if known.rest else ()
         beside = ("--beside", "1") if self.lends_beside else ()
-        self._forked_jobs.run(lambda: self._run((card, "--scrub", *settings, *since, *rest, *beside)), told)
+        self._forked_jobs.run(lambda: self._run((card, "--scrub", *settings, *since, *rest, *beside)), on_cleaned)
         return look
 
 

@@ -104,7 +104,7 @@ class Supervisor:
             make_law=self._make_law,
             arm=self._arm,
             now_ns=self._started_ns,
-            on_said=self._said,
+            on_reports_sent=self._restore_priority,
         )
         self._groups = Groups.probe(settings.office)
         self._notes = GuestRecords(os.path.join(settings.runtime, "notes"))
@@ -197,7 +197,7 @@ class Supervisor:
 
     # ---- what parts tell parts that are made after them ----
 
-    def _said(self) -> None:
+    def _restore_priority(self) -> None:
         self.guests.priority.back()
 
     def _store_leaves(self, store: StoredFolder) -> None:
@@ -475,7 +475,7 @@ class Supervisor:
     def _guest_gone(self, lease: LeaseId) -> None:
         """Of some that are gone at once all are told in one go."""
         if self._core.guest_gone(lease):
-            self.loop.soon(lambda: self._core.tell_gone(self.loop.now_ns()))
+            self.loop.soon(lambda: self._core.process_gone_guests(self.loop.now_ns()))
 
     def _step(self) -> None:
         self._core.step(self.loop.now_ns())

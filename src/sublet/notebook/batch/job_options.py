@@ -158,15 +158,15 @@ def from_cell(source: str) -> tuple[JobLeaseOptions, tuple[str, ...]]:
     asked, notes = JobLeaseOptions(), list[str]()
     for line in source.splitlines():
         if (ours := _OURS.match(line)) is not None:
-            asked = read_options(_words(line, ours[1])).over(asked)
+            asked = read_options(_split_words(line, ours[1])).over(asked)
         elif (slurms := _SLURMS.match(line)) is not None:
-            found, unused = _of_slurm(_words(line, slurms[1]))
+            found, unused = _of_slurm(_split_words(line, slurms[1]))
             asked = found.over(asked)
             notes += [f"#SBATCH {one} means nothing here" for one in unused]
     return asked, tuple(notes)
 
 
-def _words(line: str, text: str) -> list[str]:
+def _split_words(line: str, text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError as error:

@@ -142,9 +142,9 @@ class ProcessTable:
         except OSError as error:
             if error.errno in _NO_PROCESS:
                 return ProcessFate.GONE
-            self._say_exhausted(error)
-            return self.look(process)
-        fate = self.look(process)
+            self._log_exhausted(error)
+            return self.fate_of(process)
+        fate = self.fate_of(process)
         if fate is ProcessFate.ALIVE:
             return pidfd
         if self._is_hidden(process.pid, pidfd):
@@ -152,7 +152,7 @@ class ProcessTable:
         os.close(pidfd)
         return fate
 
-    def look(self, process: ProcessRecord) -> ProcessFate:
+    def fate_of(self, process: ProcessRecord) -> ProcessFate:
         """Whether this very process lives. What cannot be read for want of descriptors is taken to live."""
         try:
             stat = self.stat(process.pid)
@@ -201,10 +201,10 @@ class ProcessTable:
     def _without_pidfd(self, error: OSError, pid: int, own_pid: int) -> ProcessRecord | None:
         if error.errno in _NO_PROCESS:
             return self._ended(pid, own_pid)
-        self._say_exhausted(error)
+        self._log_exhausted(error)
         return None
 
-    def _say_exhausted(self, error: OSError) -> None:
+    def _log_exhausted(self, error: OSError) -> None:
         if error.errno in _NO_DESCRIPTORS and not self._said_exhausted:
             self._said_exhausted = True
             _log.warning(

@@ -169,7 +169,7 @@ class EventHub:
             elif isinstance(event, _HARDWARE):
                 self._operator_news("fence", f"{_VERB[type(event)]} {event.resource}")
         if moved and self._places_due is None:
-            self._places_due = asyncio.get_running_loop().call_later(PLACES_EVERY_S, self._tell_places)
+            self._places_due = asyncio.get_running_loop().call_later(PLACES_EVERY_S, self._send_places)
 
     def _lease_news(self, what: str, event: ev.Event, now: Now) -> None:
         lease = self._driver.ledger.state.leases.get(_lease_of(event))
@@ -207,7 +207,7 @@ class EventHub:
             if stream.everything and stream.lease is None:
                 self._put(stream, News(what=what, reason=reason))
 
-    def _tell_places(self) -> None:
+    def _send_places(self) -> None:
         """Each place as one walk along the line finds it: there may be a stream for each request in it."""
         self._places_due = None
         now, ledger = self._driver.now(), self._driver.ledger

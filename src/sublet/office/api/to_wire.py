@@ -11,7 +11,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.journal.audit import AuditRecord
 from sublet.office.ledger.answers import Offer, Place, Refusal
 from sublet.office.ledger.budgets import money
-from sublet.office.ledger.burst_credit import left_seconds
+from sublet.office.ledger.burst_credit import remaining_seconds
 from sublet.office.ledger.explain import Explanation
 from sublet.office.ledger.fairness import Account, share_of_everything
 from sublet.office.ledger.records import (
@@ -348,7 +348,9 @@ def tenant_view(tenant: TenantRecord, state: State, now_ns: int) -> TenantView:
         tier_max=tenant.tier_max.value,
         operator=tenant.operator,
         quota=quota_view(tenant.quota),
-        burst_seconds_left=left_seconds(state, tenant.id, now_ns) if state.quota_of(tenant.id).burst_seconds else None,
+        burst_seconds_left=remaining_seconds(state, tenant.id, now_ns)
+        if state.quota_of(tenant.id).burst_seconds
+        else None,
         gpu_seconds_used=round(state.used_milli_ns(tenant.id, now_ns) / MILLIS_PER_DEVICE / NS_PER_S, 3),
         leases=state.held_by(tenant.id).leases,
         queued=state.waiting_of(tenant.id),

@@ -57,7 +57,7 @@ class DiskRoom:
 
     def before_opening(self) -> None:
         """The journal is about to be opened, which needs some room."""
-        if self._look_at_disk().free < TO_OPEN:
+        if self._read_space().free < TO_OPEN:
             self.remove_file()
 
     def remove_file(self) -> bool:
@@ -108,7 +108,7 @@ class DiskRoom:
         if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_NS:
             self._looked_ns = now_ns
             with contextlib.suppress(OSError):
-                self._judge(self._look_at_disk().free)
+                self._judge(self._read_space().free)
         return self._is_short
 
     def _judge(self, free: int) -> None:
@@ -126,6 +126,6 @@ class DiskRoom:
             return ""
         return f"the disk of the office is full: {format_size(self.space.free)} of {format_size(self.space.size)} left"
 
-    def _look_at_disk(self) -> DiskSpace:
+    def _read_space(self) -> DiskSpace:
         self.space = self._space_of(self._home)
         return self.space

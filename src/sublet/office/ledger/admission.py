@@ -240,7 +240,7 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0)
         return None
     if not state.quota_of(lease.tenant).burst_seconds:
         return beyond
-    left = format_duration(burst_credit.left_seconds(state, lease.tenant, now.ns) * NS_PER_S)
+    left = format_duration(burst_credit.remaining_seconds(state, lease.tenant, now.ns) * NS_PER_S)
     return f"{beyond}, and {left} of burst credit are left"
 
 

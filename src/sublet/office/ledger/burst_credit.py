@@ -72,6 +72,6 @@ def covered_from(state: State, lease: LeaseRecord, millis: int, now_ns: int) -> 
     return now_ns + -(-(needed - found.credit) // rate)
 
 
-def left_seconds(state: State, tenant: TenantId, now_ns: int) -> int:
+def remaining_seconds(state: State, tenant: TenantId, now_ns: int) -> int:
     """For people."""
     return remaining(account(state, tenant, now_ns), now_ns) // (MILLIS_PER_DEVICE * NS_PER_S * HOUR)

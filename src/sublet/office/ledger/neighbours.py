@@ -42,7 +42,7 @@ RULES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class NoisyTenant:
     """A tenant and one rule by which it is noisy."""
 
     tenant: TenantId
@@ -126,7 +126,7 @@ def noisy(
     weight_of_group: Callable[[GroupId], int],
     since_ns: int | None = None,
     until_ns: int | None = None,
-) -> list[Neighbour]:
+) -> list[NoisyTenant]:
     """The noisy neighbours of a window of wall time, by rule and name."""
     counts: defaultdict[TenantId, _Counts] = defaultdict(_Counts)
     steps: list[tuple[int, int, TenantId, int]] = []
@@ -189,7 +189,7 @@ def _by_use(
     group_of: Callable[[TenantId], GroupId],
     weight_of_tenant: Callable[[TenantId], int],
     weight_of_group: Callable[[GroupId], int],
-) -> list[Neighbour]:
+) -> list[NoisyTenant]:
     groups: defaultdict[GroupId, int] = defaultdict(int)
     """The weights of its tenants together."""
     for tenant in crowd.there:
@@ -216,13 +216,13 @@ def _by_use(
                 "others_waited_seconds": others_ns / NS_PER_S,
                 "gpu_seconds": use / MILLIS_PER_DEVICE / NS_PER_S,
             }
-            found.append(Neighbour(tenant=tenant, rule="use", says=says, figures=figures))
+            found.append(NoisyTenant(tenant=tenant, rule="use", says=says, figures=figures))
     return found
 
 
-def _by_counts(tenant: TenantId, counts: _Counts) -> Iterable[Neighbour]:
+def _by_counts(tenant: TenantId, counts: _Counts) -> Iterable[NoisyTenant]:
     if counts.failures >= FAILURES and counts.failures * FAILED_PART >= counts.launches:
-        yield Neighbour(
+        yield NoisyTenant(
             tenant=tenant,
             rule="failures",
             says=f"{counts.failures:,} operations failed, of {counts.launches:,} launches",
@@ -230,7 +230,7 @@ def _by_counts(tenant: TenantId, counts: _Counts) -> Iterable[Neighbour]:
         )
     if counts.ended >= CHURN_LEASES and counts.ended_held_ns < counts.ended * CHURN_HELD_NS:
         mean_s = counts.ended_held_ns / counts.ended / NS_PER_S
-        yield Neighbour(
+        yield NoisyTenant(
             tenant=tenant,
             rule="churn",
             says=f"{counts.ended:,} leases with GPUs ended, held for {mean_s:.1f} s on average",

@@ -202,7 +202,7 @@ def remove_tenant(step: Step, command: cmd.RemoveTenant) -> Answer:
     known = _tenant(step, command.tenant)
     if known.id == LOCAL_TENANT:
         raise InvalidRequest("the local tenant is the owner of this office", do="`sublet purge` removes the office.")
-    left = _left_of(step, known.id)
+    left = _remaining_of(step, known.id)
     if left:
         raise InvalidRequest(
             f"tenant {known.id} still has {', '.join(left)}",
@@ -314,7 +314,7 @@ def _of_next_generation(tenant: TenantRecord) -> TenantRecord:
     return msgspec.structs.replace(tenant, generation=tenant.generation + 1)
 
 
-def _left_of(step: Step, tenant: TenantId) -> list[str]:
+def _remaining_of(step: Step, tenant: TenantId) -> list[str]:
     """What there still is of a tenant, in words."""
     state = step.state
     counts = {

@@ -99,7 +99,7 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreemptionPlan:
     node: NodeId
     parts: tuple[Part, ...]
     victims: tuple[Victim, ...]
@@ -268,7 +268,7 @@ def plan(
     now_ns: int,
     policy: Policy,
     among: frozenset[LeaseId] | None = None,
-) -> Plan | None:
+) -> PreemptionPlan | None:
     """The cheapest set of victims that makes room on one node, or None. ``among``: those that could be taken.
 
     ``rooms`` are the rooms in service as this request may see them (what is promised to others is taken).
@@ -279,7 +279,7 @@ def plan(
     floors = Floors(state)
     is_inside = floors.has_room_for(request)
 
-    def plan_on(node: NodeId, here: Sequence[Room]) -> Plan | None:
+    def plan_on(node: NodeId, here: Sequence[Room]) -> PreemptionPlan | None:
         found = None
         if is_inside:
             inside = floors.rooms_inside(request, here)
@@ -305,7 +305,7 @@ def _plan_on_node(
     among: frozenset[LeaseId] | None,
     *,
     inside_floor: bool,
-) -> Plan | None:
+) -> PreemptionPlan | None:
     candidates = _candidates(request, here, state, now_ns, policy, among, inside_floor=inside_floor)
     if not candidates:
         return None
@@ -330,7 +330,7 @@ def _plan_on_node(
             chosen.remove(candidate)
     parts = fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix)
     assert parts is not None and chosen
-    return Plan(node, tuple(parts), tuple(chosen))
+    return PreemptionPlan(node, tuple(parts), tuple(chosen))
 
 
 def _group_may_lose(

@@ -90,7 +90,7 @@ class CheckpointStore(Publisher, Protocol):
     def collect_once(self, keep: int) -> None:
         """``collect``, for this once: what the next publication keeps is not changed by it."""
 
-    def look(self, source: str, *, passing: str = "") -> CopiedIn:
+    def inspect(self, source: str, *, passing: str = "") -> CopiedIn:
         """What ``copied`` would bring; number 0: there is nothing. ``source``: of another place, as this one knows it.
         ``passing``: checkpoints whose note begins so are passed over, if there is another."""
 
@@ -270,9 +270,9 @@ class FolderStore:
 
         collect(self, keep=keep)
 
-    def look(self, source: str, *, passing: str = "") -> CopiedIn:
+    def inspect(self, source: str, *, passing: str = "") -> CopiedIn:
 
-        return look_in_folder(FolderStore(source, create=False), passing)
+        return inspect_folder(FolderStore(source, create=False), passing)
 
     def copied(self, source: str, *, passing: str = "") -> AbstractContextManager[Copied | None]:
         """``source`` is a folder's path."""
@@ -566,7 +566,7 @@ def copy_checkpoint(store: CheckpointStore, source: str) -> CopiedIn:
 # ---- a folder without a lease
 
 
-def look_in_folder(source: FolderStore, passing: str = "") -> CopiedIn:
+def inspect_folder(source: FolderStore, passing: str = "") -> CopiedIn:
     """What would be copied; number 0: nothing."""
     for _ in range(LOOKS_MAX):
         try:

@@ -315,7 +315,7 @@ class VolumeStore(FolderStore):
         author = self.author
         self._ask(Collect(lease=author.lease, epoch=author.epoch, keep=keep), Collected)
 
-    def look(self, source: str, *, passing: str = "") -> CopiedIn:
+    def inspect(self, source: str, *, passing: str = "") -> CopiedIn:
         author = self.author
         asked = CopyIn(lease=author.lease, epoch=author.epoch, volume=source, passing=passing)
         return self._ask(asked, CopiedIn)

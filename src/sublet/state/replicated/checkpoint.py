@@ -232,7 +232,7 @@ class ReplicatedCheckpoint:
         operation = CasOperation(self.group.view, tenure, expected=expected, write=write, body=body, packs=after.packs)
         result = self.group.run(self._key(name), operation, supply=packs)
         if isinstance(result, OperationUnknown):
-            result = self._looked_up(name, result, write, expected + 1)
+            result = self._resolve_unknown(name, result, write, expected + 1)
         if isinstance(result, OperationRefused) and result.why is OutcomeReason.VERSION:
             return None
         if not isinstance(result, OperationDone):
@@ -242,7 +242,7 @@ class ReplicatedCheckpoint:
         self._sweep(name, tenure, opened.dropped)
         return save
 
-    def _looked_up(self, name: str, doubt: OperationUnknown, write: bytes, version: int) -> Result:
+    def _resolve_unknown(self, name: str, doubt: OperationUnknown, write: bytes, version: int) -> Result:
         """After an unknown outcome, the record may tell."""
         found = self.group.run(self._key(name), ReadOperation(self.group.view))
         if isinstance(found, OperationDone):

@@ -335,10 +335,10 @@ class S3Replica:
             self._probe_at(place)
         except FileNotFoundError as error:
             raise InvalidRequest(
-                f"the store has no such bucket ({_said(error)})", do="Make the bucket first, or name another."
+                f"the store has no such bucket ({_first_line(error)})", do="Make the bucket first, or name another."
             ) from error
         except self._obstore.exceptions.BaseError as error:
-            raise ReplicaSilent(f"the store did not answer ({_said(error)})") from error
+            raise ReplicaSilent(f"the store did not answer ({_first_line(error)})") from error
 
     def _probe_at(self, place: str) -> None:
         put, store = self._obstore.put, self._store
@@ -385,9 +385,9 @@ class S3Replica:
         try:
             yield
         except self._obstore.exceptions.BaseError as error:
-            raise ReplicaSilent(f"the store did not do as asked ({_said(error)})") from error
+            raise ReplicaSilent(f"the store did not do as asked ({_first_line(error)})") from error
         except FileNotFoundError as error:
-            raise ReplicaSilent(f"what is there was not found in the store ({_said(error)})") from error
+            raise ReplicaSilent(f"what is there was not found in the store ({_first_line(error)})") from error
         except Garbled as error:
             raise ReplicaFaulty(f"an object of the store is damaged ({error})") from error
 
@@ -412,5 +412,5 @@ def _refuse_retries(store: Any) -> None:
         )
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]

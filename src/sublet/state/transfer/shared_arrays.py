@@ -131,12 +131,12 @@ def is_same(one: int, other: int, length: int) -> bool:
         return bool(_memcmp(one, other, length) == 0)
     differ: list[int] = []
 
-    def look(at: int) -> None:
+    def compare(at: int) -> None:
         if not differ and _memcmp(one + at, other + at, min(_STEP, length - at)) != 0:
             differ.append(at)
 
     with ThreadPoolExecutor(workers, "sublet-compare") as pool:
-        for _ in pool.map(look, range(0, length, _STEP)):
+        for _ in pool.map(compare, range(0, length, _STEP)):
             pass
     return not differ
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sublet.cli.top.paint import Painting, changes, painting, simple, styled
 from sublet.cli.top.rows import _by
-from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, ScreenView, keys, looked, screen, whole
+from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, ScreenView, keys, screen, view_after_key, whole
 from sublet.cli.top.snapshot import ENDED_SHOWN_S, EndedLease, OfficeSnapshot, apply_news, merged
 from sublet.cli.top.text import Line, StyledSpan, age, bar, cells, clipped, fit, plain, size, width_of
 from tests.transcripts.top import scenes
@@ -290,8 +290,8 @@ def test_scrolling_reaches_every_lease_and_the_end_stays() -> None:
         made = screen(known, look, 80, 24, 100.0)
         seen |= {found for line in made.lines for found in re.findall(r"^l-\w{16}", plain(line))}
         ends = made.look.scroll < look.scroll
-        assert looked(made, "top") == ScreenView()
-        look = looked(made, "page down")
+        assert view_after_key(made, "top") == ScreenView()
+        look = view_after_key(made, "page down")
     assert len(seen) == 103
 
 
@@ -300,9 +300,9 @@ def test_tab_goes_round_all_parts() -> None:
     seen = []
     for _ in range(5):
         seen.append(made.look.at)
-        made = screen(scenes.three(), looked(made, "next"), 80, 24, 100.0)
+        made = screen(scenes.three(), view_after_key(made, "next"), 80, 24, 100.0)
     assert seen == ["leases", "queue", "tenants", "devices", "leases"]
-    assert looked(made, "previous").at == "leases"
+    assert view_after_key(made, "previous").at == "leases"
 
 
 def test_the_leases_of_a_burst_are_one_line_unless_there_is_more_to_say_of_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.scan_schedule import Looking
+from sublet.node.processes.scan_schedule import ScanSchedule
 
 
 def test_a_scan_that_nothing_needed_does_not_make_the_next_look_a_scan() -> None:
@@ -13,7 +13,7 @@ def test_a_scan_that_nothing_needed_does_not_make_the_next_look_a_scan() -> None
     loop = Loop(SystemClock())
     looks: list[bool] = []
     guests: list[str] = []
-    looking = Looking(loop, looks.append, lambda: bool(guests))
+    looking = ScanSchedule(loop, looks.append, lambda: bool(guests))
     try:
         looking.soon(at_all=True)
         loop.turn(0)
@@ -28,7 +28,7 @@ def test_a_scan_that_nothing_needed_does_not_make_the_next_look_a_scan() -> None
 def test_a_scan_that_was_asked_for_before_the_look_is_one() -> None:
     loop = Loop(SystemClock())
     looks: list[bool] = []
-    looking = Looking(loop, looks.append, lambda: True)
+    looking = ScanSchedule(loop, looks.append, lambda: True)
     try:
         looking.soon(at_all=True)
         looking.soon()

@@ -13,7 +13,7 @@ from sublet.clock import SystemClock
 from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
 from sublet.node.processes.guest import GuestProcess
-from sublet.node.processes.termination import Endings
+from sublet.node.processes.termination import Terminations
 
 LINE = "the lease is over (released)"
 
@@ -55,13 +55,13 @@ class Signals:
         return self.signal_boxed(tree, number)
 
 
-def endings(loop: Loop, trees: Signals) -> Endings:
+def endings(loop: Loop, trees: Signals) -> Terminations:
     def safely(_: GuestProcess, call: Callable[[], object]) -> None:
         with contextlib.suppress(ValueError):
             call()
 
     priority: Any = SimpleNamespace(first=lambda: None)
-    return Endings(loop, cast("Any", trees), priority, killed=lambda: None, safely=safely)
+    return Terminations(loop, cast("Any", trees), priority, killed=lambda: None, safely=safely)
 
 
 @pytest.mark.parametrize("boxed", [True, False])

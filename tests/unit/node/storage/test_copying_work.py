@@ -242,7 +242,7 @@ def test_a_folder_that_goes_on_changing_is_copied_as_it_was_at_one_moment(
     assert copy_checkpoint(store, str(source.folder)).number == 1
     with store.open() as checkpoint:
         assert checkpoint.load("value") == big(1)
-    assert store.look(str(source.folder)).number == 2
+    assert store.inspect(str(source.folder)).number == 2
     assert verify(store.folder).ok
 
 

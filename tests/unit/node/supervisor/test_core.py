@@ -109,7 +109,7 @@ def test_before_that_nothing_is_obeyed(stage: Stage) -> None:
     stage.core.obey(Orders(orders=(extend(1),), incarnation=1), 1)
     stage.core.step(2)
     stage.core.guest_gone(LeaseId("a"))
-    stage.core.tell_gone(3)
+    stage.core.process_gone_guests(3)
     assert (stage.told, stage.armed) == ([], [])
 
 
@@ -128,7 +128,7 @@ def test_of_guests_that_are_gone_at_once_all_are_told_in_one_go(stage: Stage) ->
     has_gone = [stage.core.has_gone]
     assert [stage.core.guest_gone(LeaseId(lease)) for lease in "aba"] == [True, False, False]
     has_gone.append(stage.core.has_gone)
-    stage.core.tell_gone(3)
+    stage.core.process_gone_guests(3)
     assert stage.told == ["gone at 3: a b"]
     assert stage.armed == [None]
     assert [*has_gone, stage.core.has_gone] == [False, True, False]

@@ -10,7 +10,7 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.lease_end import EndReason
 from sublet.node.loop import Loop
-from sublet.node.supervisor.core import AT_ONCE_MAX, WAITS_MAX, Obeying
+from sublet.node.supervisor.core import AT_ONCE_MAX, WAITS_MAX, OrderQueue
 from sublet.values import Epoch, LeaseId
 from sublet.wire.guests import Orders
 from sublet.wire.orders import End, Extend, Order
@@ -51,13 +51,13 @@ class Stage:
         self.turns: list[tuple[list[int], int]] = []
         self.leaving = False
         self.loop = loop
-        self.obeying = Obeying(loop.soon, self._obey, lambda: self.leaving)
+        self.orders = OrderQueue(loop.soon, self._obey, lambda: self.leaving)
 
     def _obey(self, orders: Orders) -> None:
         self.turns.append(([order.number for order in orders.orders], orders.incarnation))  # type: ignore[union-attr]
 
     def take(self, orders: list[Order], incarnation: int = 1) -> None:
-        self.obeying.take(Orders(orders=tuple(orders), incarnation=incarnation))
+        self.orders.take(Orders(orders=tuple(orders), incarnation=incarnation))
 
     @property
     def done(self) -> list[int]:
@@ -106,14 +106,14 @@ def test_whoever_waits_for_an_order_waits_for_no_crowd(stage: Stage, comes_with:
         stage.take(ends(0, MANY))
         stage.take([extend(MANY)])
         stage.take(ends(MANY + 1, MANY + 3))
-        stage.obeying.all()
+        stage.orders.all()
     assert stage.done == list(range(MANY + 3))
 
 
 def test_what_is_asked_for_comes_after_all_that_was_ordered(stage: Stage) -> None:
     stage.leaving = True
     stage.take(ends(0, MANY))
-    stage.obeying.all()
+    stage.orders.all()
     assert stage.done == list(range(MANY))
     before = len(stage.turns)
     stage.loop.turn(0)
@@ -124,7 +124,7 @@ def test_each_incarnation_speaks_for_itself(stage: Stage) -> None:
     stage.leaving = True
     stage.take(ends(0, 3), incarnation=1)
     stage.take(ends(3, 5), incarnation=2)
-    stage.obeying.all()
+    stage.orders.all()
     assert stage.turns == [([0, 1, 2], 1), ([3, 4], 2)]
 
 
@@ -137,8 +137,8 @@ def test_an_order_that_fails_is_told_once_and_the_rest_goes_on(loop: Loop) -> No
         done.extend(order.number for order in orders.orders if isinstance(order, End))
 
     is_leaving = SimpleNamespace(now=True)
-    obeying = Obeying(loop.guarded(failed.append).soon, obey, lambda: is_leaving.now)
-    obeying.take(Orders(orders=tuple(ends(0, MANY)), incarnation=1))
+    orders = OrderQueue(loop.guarded(failed.append).soon, obey, lambda: is_leaving.now)
+    orders.take(Orders(orders=tuple(ends(0, MANY)), incarnation=1))
     is_leaving.now = False
     for _ in range(5):
         loop.turn(0)

@@ -115,11 +115,11 @@ def test_the_process_that_connected_is_known_until_it_ends(remote: Remote, missi
     assert processes.of_peer(kernel, remote.pid, LATER_NS) == found
     assert kernel.asked == (1 if missing else 2), "what the kernel does not have is not asked for again"
     assert closed(processes.open(found))
-    assert processes.look(found) is ProcessFate.ALIVE
+    assert processes.fate_of(found) is ProcessFate.ALIVE
     assert not left_of(open_now, before)
     remote.end()
     assert processes.open(found) is ProcessFate.GONE
-    assert processes.look(found) is ProcessFate.GONE
+    assert processes.fate_of(found) is ProcessFate.GONE
     assert not left_of(open_now, before)
 
 
@@ -130,7 +130,7 @@ def test_a_zombie_is_gone(remote: Remote) -> None:
     assert found is not None
     remote.program.kill()
     until = time.monotonic() + 100
-    while processes.look(found) is not ProcessFate.GONE:
+    while processes.fate_of(found) is not ProcessFate.GONE:
         assert time.monotonic() < until
     assert os.path.exists(f"/proc/{remote.pid}")
     assert not closed(processes.open(found))
@@ -165,7 +165,7 @@ def test_a_reused_pid_is_another_process(remote: Remote) -> None:
     assert found is not None
     before = msgspec.structs.replace(found, start_ticks=found.start_ticks - 1)
     assert processes.open(before) is ProcessFate.GONE
-    assert processes.look(before) is ProcessFate.GONE
+    assert processes.fate_of(before) is ProcessFate.GONE
 
 
 def test_without_the_option_a_process_that_began_after_the_connection_is_not_its_peer(remote: Remote) -> None:
@@ -234,7 +234,7 @@ def test_what_cannot_be_read_for_want_of_descriptors_is_taken_to_live(
     found = ProcessRecord(pid=os.getpid(), start_ticks=1, boot_id="b", namespaces="n")
     processes = ProcessTable()
     monkeypatch.setattr(os, "open", refuse(errno.EMFILE))
-    assert processes.look(found) is ProcessFate.ALIVE
+    assert processes.fate_of(found) is ProcessFate.ALIVE
 
 
 def test_a_process_that_proc_hides_is_not_seen(remote: Remote, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_places_are_told_at_most_once_a_second_and_only_when_they_change(monkeyp
                 assert heard(stream) == []
                 assert hub._places_due is not None, "what happened is still to be told"
                 hub._places_due.cancel()
-                hub._tell_places()
+                hub._send_places()
                 return [news["position"] for _, news in heard(stream)]
 
             await b.acquire()

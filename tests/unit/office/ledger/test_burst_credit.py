@@ -12,7 +12,7 @@ from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted, GrantedMany, Refusal
-from sublet.office.ledger.burst_credit import HOUR, left_seconds, remaining
+from sublet.office.ledger.burst_credit import HOUR, remaining, remaining_seconds
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import BurstRecord, GroupRecord, Quota
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, GroupId, LeaseId, RequestId
@@ -28,7 +28,7 @@ def office(quota: Quota = QUOTA, gpus: int = 2) -> Bench:
 
 
 def credit(bench: Bench) -> int:
-    return left_seconds(bench.state, ANN, bench.now_ns)
+    return remaining_seconds(bench.state, ANN, bench.now_ns)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from sublet.office.ledger.bills import Charge, Holding, Usage
-from sublet.office.ledger.neighbours import CHURN_LEASES, RULES, Neighbour, noisy
+from sublet.office.ledger.neighbours import CHURN_LEASES, RULES, NoisyTenant, noisy
 from sublet.values import NS_PER_S, GroupId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered
 
@@ -31,7 +31,7 @@ def held(
     )
 
 
-def named(usages: list[Usage], weights: dict[str, int] | None = None, **window: int) -> list[Neighbour]:
+def named(usages: list[Usage], weights: dict[str, int] | None = None, **window: int) -> list[NoisyTenant]:
     """The course is ann and cleo, the lab ben; both weigh the same."""
     return noisy(
         usages,

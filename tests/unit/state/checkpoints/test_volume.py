@@ -341,7 +341,7 @@ def test_a_copy_of_another_volume_is_published_as_ones_own(desk: Desk, tmp_path:
     state.value["n"] = 2
     state.checkpoint()
     assert Durable.restore(other).value == {"n": 1}
-    assert store.look(str(other.folder)).number == 1
+    assert store.inspect(str(other.folder)).number == 1
     assert not list((desk.folder / "staging" / str(E5)).iterdir())
 
 
