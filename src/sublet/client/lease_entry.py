@@ -168,7 +168,7 @@ class Owed:
         self.epoch: Epoch | None = None
         """Of the grant that is meant, where it is known."""
         self.held: LeaseEntry | None = None
-        self.is_held: Callable[[LeaseId, Epoch | None], bool] = _never
+        self.is_held: Callable[[LeaseId, Epoch | None], bool] = lambda lease, epoch: False
         """Whether this program holds a lease under an epoch by another handle."""
         self.busy_s = 0.0
         """How long it was busy without the office having been told."""
@@ -192,7 +192,3 @@ class Owed:
     def is_plain(self) -> bool:
         """Whether it is a lease that this program knows to be its own, so that it is released by one message."""
         return self.lease is not None and self.attaching is None
-
-
-def _never(lease: LeaseId, epoch: Epoch | None) -> bool:
-    return False

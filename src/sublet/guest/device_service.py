@@ -13,6 +13,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from sublet.devices.account import MemoryAccount
@@ -201,7 +202,7 @@ class SessionCalls:
     def _open(self, call: OpenSession) -> bytes:
         if len(self._sessions) >= SESSIONS_MAX:
             raise CapacityExceeded(f"{SESSIONS_MAX} sessions are open in this guest", do="Close one first.")
-        check = self._checker(call.lease, call.epoch)
+        check = partial(self._page.check, call.lease, call.epoch)
         check()
         device = self._open_device(call.device)
         session = GuestSession(device, call.lease, call.epoch, check)
@@ -216,9 +217,6 @@ class SessionCalls:
                 limits=device.identity.limits if call.takes_limits else (),
             )
         )
-
-    def _checker(self, lease: LeaseId, epoch: Epoch) -> Callable[[], object]:
-        return lambda: self._page.check(lease, epoch)
 
     def _batch(self, batch: Batch, fds: Sequence[int]) -> Answer:
         session = self._find(batch.session)

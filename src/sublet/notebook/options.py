@@ -86,7 +86,9 @@ def _tier(text: str) -> dict[str, Any]:
         return {"tier": Tier(text)}
     except ValueError:
         tiers = [tier.value for tier in Tier]
-        raise InvalidRequest(f"there is no tier {text!r}{_nearest(text, tiers)}", do=f"Use {_or(tiers)}.") from None
+        raise InvalidRequest(
+            f"there is no tier {text!r}{_nearest(text, tiers)}", do=f"Use {', '.join(tiers[:-1])} or {tiers[-1]}."
+        ) from None
 
 
 def _names(text: str, what: str) -> tuple[str, ...]:
@@ -234,7 +236,3 @@ def _unknown(word: str) -> NoReturn:
 def _nearest(word: str, known: list[str]) -> str:
     close = [_ELSEWHERE[word]] if word in _ELSEWHERE else difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _or(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -257,7 +257,8 @@ def _parts(status: CellStatus) -> list[str]:
             return _mapped(status)
         case CellEnded():
             bill = [] if status.bill is None else status.bill.parts()
-            return [typeable(_first_line(status.message)), *bill, typeable(status.do)]
+            first_line = status.message.partition("\n")[0]  # the rest, such as the end of a log, is in the error below
+            return [typeable(first_line), *bill, typeable(status.do)]
 
 
 def _mapped(status: Mapped) -> list[str]:
@@ -271,11 +272,6 @@ def _mapped(status: Mapped) -> list[str]:
     said += [f"up to {leases}"] if status.leases else []
     cost = [format_cost(status.bill.cost, status.bill.currency)] if status.bill.cost > COST_MIN else []
     return [f"{status.total} {items} in {_seconds(status.took_s)}", *said, *cost]
-
-
-def _first_line(text: str) -> str:
-    """The rest, such as the end of a log, stands in the error below the cell."""
-    return text.partition("\n")[0]
 
 
 def _device(name: str, host: bool) -> str:

@@ -495,7 +495,7 @@ class TrainedPart(NamedTuple):
 
 def part_of(name: str, thing: Any) -> TrainedPart:
     """By what it can: ``state_dict``, the state of a generator, or, of a dict or a list, what it holds."""
-    thing = _unwrapped(thing)
+    thing = getattr(thing, "_orig_mod", thing)  # torch.compile's wrapper has other names than the plain module
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return TrainedPart(thing.state_dict, thing.load_state_dict)
     if isinstance(thing, random.Random):
@@ -535,11 +535,6 @@ def put_back(parts: Mapping[str, TrainedPart], saved: Mapping[str, Any]) -> None
                 f"the checkpoint does not fit this program's {name}: {error}",
                 do="Build it as it was when it was saved, or begin under another name.",
             ) from error
-
-
-def _unwrapped(thing: Any) -> Any:
-    """The module behind ``torch.compile``, whose names would not fit the plain one, and the other way round."""
-    return getattr(thing, "_orig_mod", thing)
 
 
 def _fill(thing: dict[Any, Any], state: Mapping[Any, Any]) -> None:

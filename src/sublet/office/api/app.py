@@ -143,8 +143,9 @@ class App:
             body = read_message(route.request, await self._read(receive))
         elif any(name == b"content-length" and value != b"0" for name, value in headers):
             await self._read(receive)
-        self._check_message(caller, route, object_id, body)
         service = self.service
+        if caller.studio is not None and caller.tenant != caller.studio:
+            check_message(caller, route, object_id, body, service.driver.ledger.state)
         if route.right is not Right.OPEN and (route.method == "GET" or caller.tenant != LOCAL_TENANT):
             await service.turn(caller.tenant)
         recheck()  # a body may come a minute after its head
@@ -201,10 +202,6 @@ class App:
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")
         return caller, _query(query_string, route) if query_string else {}, recheck
-
-    def _check_message(self, caller: Caller, route: Route, object_id: str, message: object) -> None:
-        if caller.studio is not None and caller.tenant != caller.studio:
-            check_message(caller, route, object_id, message, self.service.driver.ledger.state)
 
     def _find(self, method: str, raw_path: bytes) -> tuple[Route, str]:
         path, object_id = raw_path.decode("ascii", "replace"), ""

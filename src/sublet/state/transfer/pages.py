@@ -314,12 +314,9 @@ def _pinned_bytes() -> int:
         _libc.read(fd, text, STATUS_BYTES - 1)
     finally:
         _libc.close(fd)
-    return _pinned_in(text.value)
-
-
-def _pinned_in(text: bytes) -> int:
-    at = text.find(b"VmPin:")
-    return 0 if at < 0 else int(text[at + 6 : text.index(b"kB", at)])
+    status = text.value
+    at = status.find(b"VmPin:")
+    return 0 if at < 0 else int(status[at + 6 : status.index(b"kB", at)])
 
 
 def _note_loads(info: int, size: int, _: object) -> int:
