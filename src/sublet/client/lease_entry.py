@@ -112,7 +112,7 @@ class LeaseEntry:
 
 
 class ActivityReport:
-    """What is to be said to the office about a lease, beside its renewal."""
+    """A message to the office about a lease, beside its renewal."""
 
     __slots__ = ("active", "busy_ns", "busy_total_ns", "held")
 

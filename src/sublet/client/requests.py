@@ -151,7 +151,7 @@ def ask_resume(terms: LeaseOptions, *, resume: str) -> LeaseRequest:
 
 
 def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
-    """What to name in the request: a lease that was parked says it itself."""
+    """The id of the parked lease that ``resume=`` means: a lease, or an id."""
     if not alone:
         raise InvalidRequest(
             "resume= takes its resources from the parked lease", do="Leave min_vram and the other amounts out."

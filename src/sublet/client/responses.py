@@ -92,7 +92,7 @@ def refused(answer: RefusalAnswer, request: AcquireRequest) -> SubletError:
 
 
 def kind_of(request: AcquireRequest) -> Kind:
-    """What it is about, in the first place. What is parked was on a GPU."""
+    """The main kind of resource that it asks for. A parked lease was on a GPU."""
     return Kind(request.wants[0].kind) if request.wants else Kind.GPU
 
 

@@ -44,7 +44,7 @@ def headers_for(address: Address, wire: int) -> dict[str, str]:
 
 
 def lost(address: Address, why: BaseException, *, sent: bool) -> Disconnected:
-    """The one way a failed exchange is told."""
+    """The error of a failed exchange, for both transports."""
     if isinstance(why, TimeoutError):
         said = "in time"
     elif isinstance(why, FileNotFoundError):

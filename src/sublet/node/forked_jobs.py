@@ -33,7 +33,7 @@ HANDED_FD: Final = 4
 """Where a copy finds the descriptor that it was given to keep."""
 ANSWERED: Final = b"="
 FAILED: Final = b"!"
-"""In its place: there is no answer, and the text says why."""
+"""In place of ``ANSWERED``: there is no answer, and the text says why."""
 _STDERR: Final = 2
 
 Work = Callable[[], str]
@@ -58,7 +58,7 @@ class ForkedJobs:
     def __init__(self, loop: Loop, on_life: Callable[[int, bool], None], *, longest_s: float = FORKED_JOB_S) -> None:
         """``on_life`` is told the pid of each copy that was made, and of each that has ended."""
         self._longest_s = longest_s
-        self._loop = loop.guarded(lambda _: self._next())  # whose answer it was has been told, or never will be
+        self._loop = loop.guarded(lambda _: self._next())  # its caller was answered, or never will be
         self._on_life = on_life
         self.why_failed = ""
         """Why there is no answer, for the caller that is just being told so: the log may lie on a full disk."""

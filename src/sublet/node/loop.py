@@ -31,11 +31,11 @@ LONGEST_WAIT_S: Final = 1.0
 """A wait stands still while the machine sleeps, so it is never trusted for longer."""
 READY_MAX: Final = 256
 MISTAKES: Final = "supervisor"
-"""Under this name mistakes of this process are counted."""
+"""Internal errors of this process are counted under this name."""
 SAY_AGAIN_S: Final = 60.0
 LOGGED_MAX: Final = 64
 TIMERS_LEAST: Final = 64
-"""So many are kept before those are looked for that were cancelled: most are, long before their moment."""
+"""Cancelled timers are removed once there are so many: most timers are cancelled long before they are due."""
 
 OnReady = Callable[[int], None]
 """Told which events came (``READ``, ``WRITE``, or what epoll says of a descriptor that broke)."""
@@ -74,7 +74,7 @@ class Timer:
 
 
 class Loop:
-    """Waits for descriptors and moments, and calls who asked for them, one at a time."""
+    """Waits for descriptors and timers, and runs their callbacks, one at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -82,7 +82,8 @@ class Loop:
         self._watched: dict[int, tuple[OnReady, _Guarded | None, int]] = {}
         """By descriptor: what is called, under which guard, and the events that are waited for."""
         self._paused: set[int] = set()
-        """Of these nothing is waited for just now, for what came could not be read for want of something."""
+        """Descriptors that are not waited for just now: what came could not be read, for want of memory or
+        descriptors."""
         self._shortage = Guard("supervisor_loop", log_trouble)
         self._timers: list[tuple[int, int, Timer]] = []
         self._timers_room = TIMERS_LEAST
@@ -146,7 +147,7 @@ class Loop:
             if watched is None:  # another one called in this turn has forgotten it
                 continue
             on_ready, guard, _ = watched
-            if fd in self._paused:  # it hung up, which is told whatever is waited for
+            if fd in self._paused:  # a hang-up is reported whatever is waited for
                 continue
             if guard is None:
                 on_ready(events)
@@ -269,7 +270,7 @@ def log_internal_error(error: BaseException) -> None:
 
 
 _logged_s: dict[tuple[object, str, int], float] = {}
-"""When which mistake was last logged, by its kind and place."""
+"""When each internal error was last logged, by its type and place."""
 
 
 def log_trouble(text: str, error: BaseException | None) -> None:

@@ -34,7 +34,7 @@ class Addition(NamedTuple):
     sort: str
     name: str
     holder: object
-    """What was added: something else under the same name is said anew."""
+    """What was added: another object under the same name is reported again."""
 
 
 _SAYS: Final = {
@@ -80,11 +80,11 @@ class Additions:
         self._there: set[tuple[str, str]] = set()
         """Sort and name of what cells have added on the present device, and the notebook has not."""
         self._doubtful: list[tuple[str, str]] = []
-        """What the notebook has, and a cell is going to add on the device, as it seems from its words."""
+        """What the notebook has and the present cell will add on the device, judging by its words."""
         self._modules: list[Any] = []
         """All modules, as they were looked at last."""
         self._looks = 0
-        """How often they were others."""
+        """How often they had changed."""
         self._made: list[tuple[str, ModuleType]] = []
         """Those of them that no import has made."""
         self._seen: list[int] = []
@@ -98,7 +98,7 @@ class Additions:
         self._seen.clear()
 
     def news(self, cell: str) -> list[str]:
-        """What is to be said before ``cell`` runs on a device."""
+        """Sentences for the user before ``cell`` runs on a device."""
         adds = {sort for sort, (words, _) in _SAYS.items() if words.search(cell)}
         fresh = self.fresh()
         known = self._there.intersection(fresh)
@@ -108,7 +108,8 @@ class Additions:
         return _sentences(_BEFORE, [one for one in found if one[0] not in adds])
 
     def sentences_after(self, there: Collection[tuple[str, str]]) -> list[str]:
-        """What is to be said after a cell on the device, whose process has these, and had not."""
+        """Sentences for the user after a cell on a device: ``there`` is what that process has now and did not have
+        before."""
         if not there:
             return []
         self._scan_modules()

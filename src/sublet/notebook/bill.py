@@ -42,7 +42,7 @@ class NotebookBill:
     currency: str = ""
     """In which the office reckons, once it has said so."""
     _prices: dict[str, float] = field(default_factory=dict)
-    """Of a second of each lease."""
+    """The price of a second of each lease."""
 
     def add(self, cell: int, lease: str, bill: CellBill) -> None:
         """A cell is done."""
@@ -97,7 +97,7 @@ class NotebookBill:
 
 
 def bill_in_the_end(since_s: float, began_s: float, stood_s: float, amount: int, end: LeaseEnd | None) -> CellBill:
-    """Of a cell that was ended: the lease is to be paid for all the same, until it was over. Held ``since_s``."""
+    """The bill of a cell that was ended: its lease is billed until it was over. Held ``since_s``."""
     now_s = time.monotonic()
     now_s -= since_end(end, now_s - since_s)
     held_s = max(0.0, now_s - since_s)
@@ -141,7 +141,7 @@ def _within(rows: Sequence[Row], lines: Sequence[BillLine]) -> list[Row]:
 
 
 def _less(total: CellBill, was: Sequence[Row], now: Sequence[Row]) -> CellBill:
-    """The sum of all, of which some rows have become less."""
+    """The sum of all rows, after some rows have become smaller."""
 
     def over(name: str) -> float:
         return float(sum(getattr(bill, name) for *_, bill in was) - sum(getattr(bill, name) for *_, bill in now))

@@ -91,12 +91,12 @@ class Traffic:
     space: Space
     handles: RemoteValues
     fates: dict[str, tuple[Fate, str]] = field(default_factory=dict)
-    """Of every name that cells on devices have left."""
+    """The fate of every name that cells on devices have left."""
     told: Told = field(default_factory=Told)
-    """What was said of names that cells read."""
+    """The encoder of the names that cells read."""
     steady: Steady = field(default_factory=Steady)
     steady_told: Told = field(default_factory=Told)
-    """What was said of names that stand for the same constant on both sides."""
+    """The encoder of the names that stand for the same constant on both sides."""
     surroundings: CellEnvironment | None = None
     """The notebook's settings and random states."""
     problems: dict[str, str] = field(default_factory=dict)
@@ -383,7 +383,7 @@ def _saved(
         )
     except KeyboardInterrupt as interrupt:
         try:
-            return kernel.call(guest_persistence.read_status), interrupt  # whose turn comes when the save is done
+            return kernel.call(guest_persistence.read_status), interrupt  # raised when the save is done
         except KeyboardInterrupt:
             handles.forget_committed()
             return guest_persistence.PersistenceNews(), interrupt

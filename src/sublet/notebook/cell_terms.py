@@ -26,13 +26,13 @@ DEVICES_MAX: Final = 4
 
 
 class FinishedCell(NamedTuple):
-    """A cell that came to its end."""
+    """A finished cell."""
 
     reply: Mapping[str, Any]
     """The content of the kernel's reply."""
     bill: CellBill
     said: str
-    """What of its variables is worth a word."""
+    """What to report of its variables, if anything."""
     failed: CheckpointFailed | None
     """What stays on the device could not be saved."""
     sent: frozenset[str]
@@ -45,7 +45,7 @@ def as_numbered(source: str) -> str:
 
 
 def check_names(options: CellOptions, names: Mapping[str, object]) -> None:
-    """Of what is said to travel in, before anything is asked for."""
+    """Check the names that ``--in`` lists, before anything is requested."""
     missing = [name for name in options.takes or () if name not in names]
     if missing:
         raise InvalidRequest(

@@ -110,7 +110,7 @@ class Cells:
         self.finished: MemoryOutputStore | None = None
         """Results of ``--map``, of a notebook that has no volume for them."""
         self.connect = connect
-        """How the office is reached. A job has its own way, from before its first cell on."""
+        """Connects to the office. A job replaces it before its first cell."""
         self._fabric: Fabric | None = None
         self._front = ShellFront(shell)
         self._front.answer = self._answer
@@ -138,12 +138,12 @@ class Cells:
         self._asked = CellOptions()
         self._billed_s = 0.0
         self._stood_s = 0.0
-        """For so long the cell was suspended."""
+        """How long the cell was suspended."""
         self._notices = Notices() if self._front.kernel is not None else None
         self._interrupts = Interrupts()
         """Of the cell that runs."""
         self._is_begun = False
-        """Whether its first line may have run. While nothing was heard of it, ``_call`` knows better."""
+        """Whether its first line may have run. Before the kernel's first message about it, ``_call`` knows better."""
         self._call: CellCall | None = None
         self._session: NotebookSession | None = None
         """The session that ``SUBLET_SESSION`` names; found with the first cell."""
@@ -412,7 +412,7 @@ class Cells:
         return self.lease
 
     def _part_from(self, old: Lease) -> None:
-        """Another lease has taken its place, or it is over."""
+        """Let go of a lease that was replaced or is over."""
         self.lease = None
         self._queued.release()
         self._detach_kernel()
@@ -585,7 +585,7 @@ class Cells:
             show_line(self.shell, str(restored))
 
     def _show_copies(self, sent: frozenset[str]) -> None:
-        """One line for what running code of the notebook goes on to change: the cell has it as it was."""
+        """Print one line about variables that running code of the notebook still changes: the cell has a copy."""
         if not sent and not self._copied:
             return
         used = in_use(self._space.names, can_change).changing
@@ -597,7 +597,7 @@ class Cells:
             show_line(self.shell, f"{', '.join(told)}: {why} of the notebook; the cell has a copy as of its first line")
 
     def _show_problems(self) -> None:
-        """One line for each setting that could not be carried."""
+        """Print one line for each setting that could not be carried."""
         problems = self.traffic.problems
         for what, why in problems.items():
             show_line(self.shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
@@ -714,8 +714,7 @@ class Cells:
 
 
 def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
-    """In lines, for people. Looks with a fresh eye: nothing of it counts as sent. ``is_there``: a guest that has what
-    was sent before."""
+    """Lines for people. Nothing of it counts as sent. ``is_there``: a guest that has what was sent before."""
     found = Space(space.names, NOTEBOOK).outgoing(reading.reads, maybe=reading.maybe)
     agreed = space.unchanged([parcel.names for parcel in found.parcels]) if is_there else set()
     lines = []

@@ -48,7 +48,7 @@ Key = str
 
 
 class Part(enum.StrEnum):
-    """Whose name it is."""
+    """The side that a saved name belongs to."""
 
     DEVICE = "device"
     CELL = "cell"
@@ -100,7 +100,7 @@ class SaveResult:
 
 
 class NotebookCheckpoint:
-    """One side's hand on the volume. Not for two threads at once."""
+    """One side's access to the volume; not thread-safe."""
 
     def __init__(self, store: CheckpointStore, clock: Clock | None = None) -> None:
         self._store = store
@@ -447,8 +447,8 @@ def how_many(needed: int, room: int, freed: Callable[[int], int], *, most: int, 
 
 
 def make_room(kept: Kept, needed: int, *, most: int, good: int) -> int:
-    """See that there is room for so much; how many checkpoints went for it. ``good``: the number of the last good one,
-    which stays, as does what is newer. Raises ``CheckpointFailed``; nothing was let go of then."""
+    """Make room for so much; returns how many checkpoints were dropped for it. ``good``: the number of the last good
+    one, which stays, as does what is newer. Raises ``CheckpointFailed``; nothing was let go of then."""
     if needed + SPARE <= kept.room:
         return 0
     numbers = kept.numbers()

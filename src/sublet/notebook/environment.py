@@ -249,7 +249,7 @@ class CellEnvironment:
 
     @contextmanager
     def undrawn(self) -> Iterator[None]:
-        """Whatever draws random numbers within: the generators are as they were."""
+        """Restore the random generators at the end of the block."""
         generators = [
             one for one in self._tracks.values() if one.row.kind == SettingKind.GENERATOR and self._is_ready(one.row)
         ]

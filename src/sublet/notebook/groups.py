@@ -25,8 +25,8 @@ ARROW_MAX: Final = 64 << 20
 
 
 def digest(group: ObjectGroup) -> bytes:
-    """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
-    holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
+    """A digest of what the group is and where its memory lies: two arrays that change places change it, their contents
+    do not. Small pieces are gathered anew each time, so their contents are part of it."""
     buffers = group.encoded.buffers
     said = [_content_key(one) for one in buffers]
     return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)

@@ -54,7 +54,7 @@ _CELL: Final = f"{Part.CELL}:"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PersistenceNews:
-    """How it stands with what stays here."""
+    """The state of the values that stay on the device."""
 
     held: dict[str, About] = field(default_factory=dict)
     """What is here, by name; saved at ``wall_ns``, 0 where it never was."""
@@ -167,7 +167,7 @@ def read_as_well(names: Collection[str], here: Iterable[str]) -> None:
 
 
 def rest() -> None:
-    """It was not to be."""
+    """The cell is not run after all."""
     with _turn:
         _state.is_running = False
 
@@ -225,7 +225,7 @@ def taken() -> None:
 
 
 def read_status() -> PersistenceNews:
-    """How it stands, with nothing saved."""
+    """Report the present state, without a save."""
     return PersistenceNews(held=dict(_state.held), lost=dict(_state.lost), number=_state.number)
 
 

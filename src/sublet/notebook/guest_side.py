@@ -186,7 +186,7 @@ def not_fetched(why: str) -> None:
 
 
 def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
-    """What of that had changed all the same, as was found meanwhile."""
+    """Take in late what turned out to have changed after all."""
     global _before
     space = seen()
     space.on_pool_message(word)
@@ -201,7 +201,7 @@ def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
 
 
 def given_up() -> None:
-    """It does not come after all."""
+    """Undo the preparation of a cell that is not run after all."""
     on_demand.end()
     _put_back(seen())
     guest_persistence.rest()
@@ -303,7 +303,7 @@ def _put_back(space: Space) -> None:
 
 
 def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = None) -> Outgoing:
-    """These came with something that could not be put together in the notebook: once more, without that."""
+    """Send these again, without what could not be put together in the notebook."""
     space = seen()
     space.invalidate(names)
     found = space.outgoing(names - stuck.keys(), new=names, room=room, stuck=stuck, staying=stuck)

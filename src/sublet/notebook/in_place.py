@@ -212,7 +212,7 @@ class _Plan:
         return self._classes.get(kind)
 
     def write(self, operation: Operation, *, is_fresh: bool) -> None:
-        """To be done by ``apply``."""
+        """Queue a write for ``apply``."""
         operation.is_fresh = is_fresh
         self._operations.append(operation)
 
@@ -242,7 +242,7 @@ class _Plan:
         return frozenset(crossed), within
 
     def apply(self) -> None:
-        """Do it."""
+        """Carry out all queued writes."""
         apply(self._operations, self._untouchable, self.stands_for)
 
     def _target(self, new: Any) -> Any:

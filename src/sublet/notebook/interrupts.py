@@ -17,8 +17,8 @@ from typing import Any, Final
 AFTERWARDS: Final = "interrupted after the cell was done"
 """What a ``KeyboardInterrupt`` says that has waited to the end."""
 INSISTS_S: Final = 1.0
-"""One that comes so long after one that waits is raised at once: what they wait for may never end. One that comes
-sooner is the same wish, told twice."""
+"""An interrupt so long after one that still waits is raised at once: what they wait for may never end. A sooner one
+repeats the first."""
 
 
 class Interrupts:
@@ -56,7 +56,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def put_back(self) -> None:
-        """One was taken, and came to nothing."""
+        """Note an interrupt again that was taken and had no effect."""
         self._waiting, self._since_s = self._waiting + 1, self._since_s if self._waiting else time.monotonic()
 
     @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Decides what an office's agent does with the supervisor of its machine, without I/O.
 
-It says which orders go out and in which messages, when reports may be heard, who may be admitted, and what follows when
-a supervisor came, was lost or does not start. The runner (``supervised``, or a simulated office) has the connection and
-the clock: it tells what happened, and does what is returned. The rules of leases are kept over there (``lease.node`` in
-the supervisor's process), since they must hold when the office is down.
+It says which orders are sent and in which messages, when reports are passed on, which holders are admitted, and what
+follows when a supervisor has joined, was lost or does not start. The runner (``supervised``, or a simulated office) has
+the connection and the clock: it tells what happened, and does what is returned. The rules of leases are kept over there
+(``lease.node`` in the supervisor's process), since they must hold when the office is down.
 
 A supervisor that has ended is replaced. The new one is sent no order until the office has seen the node come up anew
 and has sent its grants again: an older order beside them would be one too many.
@@ -45,7 +45,7 @@ class LinkLoss(Enum):
     WHILE_JOINING = "while joining"
     """The attempt to join has failed, or the office ends."""
     REPLACED = "replaced"
-    """Another office took over. Both would go on to push each other out, so it is not joined again."""
+    """Another office took over. It is not joined again: the two would replace each other without end."""
     JOIN_AGAIN = "join again"
     """Without a supervisor nothing would ever be granted again, whatever it hung up for."""
 
@@ -61,8 +61,8 @@ class AgentCore:
         self._sink = report
         self._incarnation = incarnation
         self._out: OrderedDict[Hashable, Order] = OrderedDict()
-        """Orders that are still to be sent, each by what a later one of its kind takes the place of: the office repeats
-        what is not confirmed, and a supervisor that stands still for an hour must not fill the memory."""
+        """Orders to send. A later order with the same key replaces an earlier one: the office repeats what is not
+        confirmed, and a supervisor that stands still for an hour must not fill the memory."""
         self._early: list[Report] | None = []
         """What was reported before the office could listen."""
         self._joined: Joined | None = None

@@ -389,7 +389,7 @@ def _forked(card: str, try_out: Callable[[str], Rehearsal]) -> tuple[int, int]:
     try:
         os.close(reading)
         null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 1)  # who reads what the program writes does not wait for a process that hangs
+        os.dup2(null, 1)  # the reader of this program's output does not wait for a process that hangs
         _end_with(parent)
         os.environ[VISIBLE] = card
         os.write(writing, dumps(try_out(card)))

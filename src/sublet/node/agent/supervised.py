@@ -327,7 +327,7 @@ class SupervisedAgent:
                 return
 
     def _readable(self) -> None:
-        """Called by the loop, which would log an exception and go on without whom it was to tell."""
+        """Called by the loop, which would log an exception and go on, and no caller would be told."""
         assert self._sock is not None and self._link is not None
         try:
             happened = receive_some(self._sock, self._link)
@@ -397,7 +397,7 @@ class SupervisedAgent:
             return
         if over.error is None or isinstance(over.error, Disconnected):
             _log.error("the supervisor has ended, and the guests with it; another is started")
-        else:  # what it could not stand may have been one message; without it nothing would ever be granted again
+        else:  # perhaps one message broke it; without a supervisor nothing would ever be granted again
             _log.error("the supervisor hung up, and is asked again: %s", over.error)
         self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
 

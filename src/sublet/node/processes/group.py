@@ -143,8 +143,8 @@ class ControlGroup:
         self.was_struck = True
 
     def signal(self, number: int, known: Iterable[int] = ()) -> set[int]:
-        """This signal to everything in it now; what is forked meanwhile may miss it. Whom it reached. ``known``: who is
-        thought to be in it, which saves a list."""
+        """Send this signal to everything in it now; what is forked meanwhile may miss it. Returns the pids it reached.
+        ``known``: who is thought to be in it, which saves a list."""
         reached = set[int]()
         self._signal_each(number, 1, known, reached, everywhere=False)
         return reached
@@ -255,7 +255,7 @@ class ControlGroup:
             yield from self._below(folder, sure=sure)
 
     def _remaining_folders(self, top: str) -> list[str]:
-        """Something is in it; perhaps only groups that were made below."""
+        """Folders that were not removed: something is in them, perhaps only groups that were made below."""
         return [folder for folder in reversed(list(self._below(top))) if not self._is_removed(folder)]
 
     def _wanted_v1(self) -> list[str]:

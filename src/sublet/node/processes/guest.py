@@ -73,7 +73,7 @@ class GuestProcess:
         self.has_run = True
         """False once it is known that its command could not be run: then nothing of it is kept."""
         self.is_broken = False
-        """Whether it could not be looked after any more, by a mistake of ours."""
+        """Whether an internal error keeps the supervisor from looking after it."""
         self.kills = 0
         """How often its end was forced."""
         self.hides = False

@@ -41,9 +41,9 @@ from sublet.values import NS_PER_S, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
 
 DRAIN_NS: Final = 2 * NS_PER_S
-"""How long what a guest left in its pipes may take to be read by those who want all of it."""
+"""Time limit for reading what an ended guest left in its pipes, for readers that want all of it."""
 AT_ONCE_MAX: Final = 8
-"""Guests whose end is seen to in one turn."""
+"""Ended guests that are put away in one turn."""
 
 Begun = Callable[[GuestProcess | None, SpawnFailed | SubletError | None], None]
 """Told the guest if it runs; else why not: its command cannot be run, or the machine or the lease is at fault."""
@@ -281,7 +281,7 @@ class GuestTable:
                 yield found
 
     def fail_guest(self, id_: GuestId, why: Exception | None = None) -> None:
-        """A mistake of ours, as the log says: this guest cannot be looked after any more, so it is ended."""
+        """End a guest that cannot be looked after any more because of an internal error; the log names it."""
         guest = self.by_id.get(id_)
         if guest is None:
             return

@@ -67,7 +67,7 @@ class Prepared:
     uid: int | None
     """Whose processes they will be; None: the supervisor's own user."""
     cores: tuple[int, ...] = ()
-    """Where it is kept, if anywhere."""
+    """The cores it is pinned to; empty: any."""
     stands_in: bool = False
     """Whether its first process only stands for the command."""
     group: ControlGroup | None = None

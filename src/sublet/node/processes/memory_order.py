@@ -17,7 +17,8 @@ _OWN: Final = "/proc/self/oom_score_adj"
 
 
 def killed_last() -> None:
-    """This process, and what it starts until that says otherwise. Where it may not it stays as it is."""
+    """The OOM killer takes this process, and what it starts, last. Without the right to ask for that nothing
+    changes."""
     with contextlib.suppress(OSError):
         _write(SUPERVISOR)
 

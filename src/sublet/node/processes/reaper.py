@@ -34,7 +34,7 @@ class ProcessExit:
 
 
 class Reaper:
-    """Reaps every child of this process, and tells who waits for one."""
+    """Reaps every child of this process, and tells the part that waits for it."""
 
     def __init__(self, loop: Loop, then: Callable[[], None]) -> None:
         """``then`` is called after each round in which anything was reaped."""

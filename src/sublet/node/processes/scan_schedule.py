@@ -23,8 +23,7 @@ class ScanSchedule:
         self._will_look = False
         self._at_all = False
         self._rest_until_ns = 0
-        """After a look twice as much time is left for other things, so that of many that end one by one most are met by
-        one look."""
+        """After a scan, twice its time is left for other work: one scan then finds most of many that end one by one."""
 
     def soon(self, *, at_all: bool = False) -> None:
         """Look who is left, once in this turn."""

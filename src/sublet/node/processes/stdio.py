@@ -153,7 +153,7 @@ class Stdio:
             self._awaited = self.attach(NullFollower(), -1, lossless=True)
 
     def await_nobody(self) -> None:
-        """Wait no longer: no follower will attach, or one has; harmless twice."""
+        """Wait for a reader no longer: one has attached, or none will. Harmless twice."""
         if self._awaited is not None:
             awaited, self._awaited = self._awaited, None
             self.detach(awaited)

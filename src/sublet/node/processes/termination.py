@@ -34,7 +34,8 @@ class Terminations:
         killed: Callable[[], None],
         safely: Callable[[GuestProcess, Callable[[], object]], None],
     ) -> None:
-        """``killed`` is called after each blow; ``safely`` does something for one guest, at that guest's risk."""
+        """``killed`` is called after each round of signals; ``safely`` makes a call for one guest, and a failure ends
+        that guest only."""
         self._loop = loop
         self._trees = trees
         self._priority = priority
@@ -45,7 +46,7 @@ class Terminations:
         self._to_tell: list[GuestProcess] = []
         self._to_kill: list[GuestProcess] = []
         self._lines: dict[GuestId, list[str]] = {}
-        """What is still to be said to those who are told."""
+        """Lines that are still to be written to guests that are told to end."""
         self._will_act = False
 
     def terminate(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:

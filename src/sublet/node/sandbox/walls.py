@@ -107,8 +107,8 @@ class Walls:
     # ---- interpreters that tenants name ----
 
     def needs_look(self, python: str) -> bool:
-        """Whether it has to be looked at before a guest of a tenant is given it, each time: a user that may read it
-        may have changed. A guest is shown our own installation anyway, and the system's."""
+        """Whether it has to be inspected before each guest of a tenant that is given it: users that may read it may
+        have changed it. A guest is shown our own installation anyway, and the system's."""
         is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
         return is_named and python != sys.executable
 

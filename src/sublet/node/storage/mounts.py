@@ -76,8 +76,8 @@ def loops_of(folder: str) -> list[str]:
 
 
 def who_else_has(device: str, proc: str = "/proc") -> str:
-    """In words, which process keeps this device busy: one that has a file on it open or works there, or one that copied
-    our mounts while it was among them, as a container or ``unshare --mount`` does. Empty if none is seen to."""
+    """Which process keeps this device busy, as a sentence: one that has a file on it open or works there, or one that
+    copied our mounts while it was among them, as a container or ``unshare --mount`` does. Empty if none is seen to."""
     try:
         number = os.stat(device).st_rdev
     except OSError:

@@ -67,7 +67,7 @@ _NO_LEASES: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.EACCES,
 
 
 def run_and_encode(work: Callable[[], object]) -> str:
-    """Do it; what came of it, as the asker is told."""
+    """Run it; returns the outcome, encoded for the asker."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # a read lease sends it when another process opens to write
     try:
         return dumps(work()).decode("utf-8", "surrogateescape")

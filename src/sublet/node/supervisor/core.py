@@ -1,7 +1,7 @@
 """Decides what a supervisor does for the office of its machine, without I/O.
 
-It says what an office that comes is told, which orders are obeyed when, when reports are said, and whether the process
-is still needed. The rules of leases are the law's (``lease.node``), over whatever hardware it was given. The runner
+It says what a connecting office is told, when each order is obeyed, when reports are sent, and whether the process is
+still needed. The rules of leases are the law's (``lease.node``), over whatever hardware it was given. The runner
 (``service``, or a simulated supervisor) has the connections, the guests and the clock.
 
 There is one office at a time. One that comes later takes over, which is how an office that was killed and started anew
@@ -151,7 +151,7 @@ class SupervisorCore(Generic[L]):
         return is_first
 
     def process_gone_guests(self, now_ns: int) -> None:
-        """The law hears of the guests that are gone, and goes on at once with what waited for that."""
+        """Tell the law which guests are gone; it continues at once with what waited for that."""
         gone, self._gone = self._gone, set()
         if self.law is not None:
             self._arm(self.law.hardware_changed(now_ns, *gone))
@@ -196,7 +196,7 @@ class SupervisorCore(Generic[L]):
 AT_ONCE_MAX: Final = 16
 """Ends in one turn."""
 WAITS_MAX: Final = 6
-"""Turns in a row in which those who have left come first."""
+"""Turns in a row in which guests that have left come first."""
 
 
 class OrderQueue:

@@ -135,7 +135,7 @@ class Parker:
             if _cards_of(tenancy):
                 self._suspend(leaving, until_ns)
             else:
-                self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
+                self._stop(leaving)  # the first signals at once; what follows from them after the law's turn
         except BaseException:  # the law is told that it was not begun
             tenancy.parking = False
             self._leaving.pop(tenancy.lease, None)
@@ -270,7 +270,7 @@ class Parker:
             if guest.state is GuestState.RUNNING:
                 guest.now(GuestEvent.PARK)
         parking = [guest for guest in guests if guest.state is GuestState.PARKING]
-        try:  # who just starts, or is just being ended alone, is waited for
+        try:  # a guest that just starts, or is just being ended alone, is waited for
             is_still = self._standstill.is_still(parking) and len(parking) == len(guests)
         except OSError:  # no descriptor or memory for a look: nothing is concluded
             is_still = False
@@ -314,7 +314,7 @@ class Parker:
                     "with it"
                 )
                 guest.notify(GuestNews(guest=guest.id, what="parked"))
-        finally:  # whatever could not be said: they are there by now
+        finally:  # even if a guest could not be notified: they are there by now
             leaving.moved()
 
     def _give_up(self, leaving: _Leaving, why: str) -> None:
@@ -410,10 +410,10 @@ class Standstill:
         self._frozen: set[GuestId] = set()
         self._stopped: dict[GuestId, dict[ProcessInstance, None]] = {}
         self._going: set[GuestId] = set()
-        """Of these something still stands that was to go on."""
+        """Guests that were to go on, of which something still stands."""
 
     def is_still(self, guests: Iterable[GuestProcess]) -> bool:
-        """Bring them to a stand, and see whether they do. To be called again until they do."""
+        """Freeze them; returns whether all of them stand still. To be called again until they do."""
         guests = list(guests)
         for guest in guests:
             self._going.discard(guest.id)
@@ -430,8 +430,8 @@ class Standstill:
         return still
 
     def thaw(self, guest: GuestProcess) -> bool:
-        """On as before; harmless where it does not stand still. Whether all of it does; else it is to be called again:
-        a process is continued through a descriptor, and there may be none."""
+        """Continue it; harmless where it does not stand still. Returns whether all of it runs; else it is to be called
+        again: a process is continued through a descriptor, and there may be none."""
         self._going.add(guest.id)
         if guest.id in self._frozen and guest.tree.group is not None:
             if not guest.tree.group.thaw():

@@ -473,7 +473,7 @@ class Supervisor:
             self.node.saved(lease, save_ns)
 
     def _guest_gone(self, lease: LeaseId) -> None:
-        """Of some that are gone at once all are told in one go."""
+        """Guests that are gone at once are reported together."""
         if self._core.guest_gone(lease):
             self.loop.soon(lambda: self._core.process_gone_guests(self.loop.now_ns()))
 

@@ -250,7 +250,7 @@ class Suspending:
 
 
 def _outcome(question: _Question, said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the one who asked is told. Of a question that was put back: that it failed, and whether it was put back."""
+    """The answer for the caller. Of a question that was undone: that it failed, and whether it could be undone."""
     if not question.why:
         return said
     stuck = {"stuck": True} if "failed" in said else {}

@@ -79,9 +79,9 @@ class JobRecord:
 
     state: JobState = JobState.QUEUED
     cells: int = 0
-    """Those there are to run."""
+    """Number of cells to run."""
     done: int = 0
-    """Those that are finished: the first ones."""
+    """Number of finished cells, from the first on."""
     checkpoint: int = 0
     """The one that holds the variables as the last finished cell left them; 0 before the first."""
     unsaved: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class JobRecord:
 
 
 def after(record: JobRecord, what: Happening, **facts: Any) -> JobRecord:
-    """The record after that happened. Raises, and names both, if it cannot happen to it."""
+    """The record after ``what`` happened. Raises, naming state and event, if it cannot happen in this state."""
     state = TABLE.get((record.state, what))
     if state is None:
         raise InvalidRequest(

@@ -8,7 +8,7 @@ from sublet.notebook.batch.job_states import JobRecord
 
 
 class JobProgress:
-    """What is told while it runs; a program that shows it overrides what it shows."""
+    """Events of a run; a program overrides the methods for the events that it shows."""
 
     def begun(self, record: JobRecord, restored: int) -> None: ...
 

@@ -49,7 +49,7 @@ class Runner:
     def __init__(
         self, job: Job, progress: JobProgress | None = None, point: Callable[[str], None] | None = None
     ) -> None:
-        """``point`` is told each moment at which dying would matter; tests die there."""
+        """``point`` is called at each moment at which a crash matters; tests crash there."""
         self.job = job
         self.spec = job.spec()
         self.record = job.record()
@@ -279,7 +279,7 @@ class Runner:
             await self._ready()
 
     async def _rewind(self, failed: CellFailure) -> None:
-        """What cannot be saved can be made again: by the cells that made it."""
+        """What cannot be saved is made again by the cells that made it."""
         self._rewound += 1
         if self._rewound > REWOUND_MAX:
             raise LeaseEnded(f"{failed.message}; it was run again {REWOUND_MAX} times", do=failed.do)
@@ -475,7 +475,7 @@ LEASE_ENDED: Final = 76
 OURS_TO_BLAME: Final = frozenset(
     map(str, (EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.QUOTA, EndReason.BUDGET, EndReason.REFUSED))
 )
-"""Ends that would come again."""
+"""End reasons that a retry would meet again."""
 
 
 @dataclass(frozen=True, slots=True)
