@@ -235,8 +235,8 @@ def test_a_guest_waits_for_the_reader_that_is_to_come_and_loses_nothing(stage: S
 def test_a_guest_goes_on_when_nobody_comes_any_more(stage: Stage) -> None:
     guest = stage.shell("head -c 50000000 /dev/zero")
     guest.stdio.await_reader()
-    guest.stdio.await_nobody()
-    guest.stdio.await_nobody()
+    guest.stdio.stop_awaiting_reader()
+    guest.stdio.stop_awaiting_reader()
     assert guest.finish() == 0
     assert guest.stdio.log.offset == 50_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sublet.guest.cargo import encode, fetch_buffers, load, place_buffers
-from sublet.notebook.lending import Lender
-from sublet.notebook.lodging import Lodger
+from sublet.notebook.lending import PoolOwner
+from sublet.notebook.lodging import PoolUser
 from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Outgoing, Space, Taken
 from sublet.wire.frames import close_all
 from sublet.wire.work import WorkerMessage, pack, unpack
@@ -15,7 +15,7 @@ from sublet.wire.work import WorkerMessage, pack, unpack
 class Sides:
     """Both of them."""
 
-    def __init__(self, lender: Lender | None = None) -> None:
+    def __init__(self, lender: PoolOwner | None = None) -> None:
         self.here: dict[str, Any] = {}
         self.there: dict[str, Any] = {}
         self.lender = lender
@@ -24,9 +24,9 @@ class Sides:
         self.taken = Taken(changed=(), rebound=(), nbytes=0)
 
     @property
-    def lodger(self) -> Lodger:
+    def lodger(self) -> PoolUser:
         found = self.spaces[1]._lodging
-        assert isinstance(found, Lodger)
+        assert isinstance(found, PoolUser)
         return found
 
     def go(self, *names: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from sublet.errors import SubletError
 from sublet.notebook import groups, guest_side
 from sublet.notebook.lookups import possible_lookups
-from sublet.notebook.namespace import Steady, Told
+from sublet.notebook.namespace import NamesEncoder, Steady
 from sublet.notebook.namespace_sync import BESIDE, NOTEBOOK, Outgoing, Space
 from sublet.notebook.reading import read_cell
 from sublet.state.transfer.codec import Encoding
@@ -137,7 +137,7 @@ class Notebook:
         self.names = vars(self.main)
         self.space = Space(self.names, NOTEBOOK)
         self._other = other
-        self._told = Told()
+        self._told = NamesEncoder()
         self._steady = Steady()
         self._staying: set[str] = set()
         other.ask("new")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest
 from sublet.notebook import lending, lodging
-from sublet.notebook.lending import Lender
+from sublet.notebook.lending import PoolOwner
 from sublet.notebook.lodging import Lodged
 from sublet.state.transfer import changes
 from sublet.state.transfer.memory import PAGE, address_of, memory_at
@@ -37,7 +37,7 @@ def _small() -> Iterator[None]:
 
 @pytest.fixture
 def sides() -> Sides:
-    return Sides(Lender())
+    return Sides(PoolOwner())
 
 
 def lent(sides: Sides) -> list[int]:
@@ -382,7 +382,7 @@ def test_a_forked_child_has_arrays_of_its_own(sides: Sides) -> None:
 
 
 def test_free_memory_is_let_go_of_when_it_is_too_much_or_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = Sides(Lender(spare_max=NBYTES + 1))
+    sides = Sides(PoolOwner(spare_max=NBYTES + 1))
     assert sides.lender is not None
     for name in "abc":
         sides.here[name] = np.zeros(LENGTH)
@@ -457,7 +457,7 @@ def test_after_every_cell_both_have_the_same_and_so_does_one_namespace_alone() -
 
 
 def _both_have_what_one_has(cells: list[Any]) -> None:
-    sides = Sides(Lender())
+    sides = Sides(PoolOwner())
     sides.here |= {"a": np.zeros(LENGTH), "b": np.ones(LENGTH)}
     alone = {name: array.copy() for name, array in sides.here.items()}
     kept = [(sides.here["a"], alone["a"]), (sides.here["b"], alone["b"])]

@@ -10,7 +10,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.notebook.namespace import FEW, BoundNames, Growth, Heard, Shared, Told, results, visible, visible_among
+from sublet.notebook.namespace import (
+    FEW,
+    BoundNames,
+    Growth,
+    NamesDecoder,
+    NamesEncoder,
+    Shared,
+    results,
+    visible,
+    visible_among,
+)
 
 
 class Thing:
@@ -180,7 +190,7 @@ def test_a_namespace_of_many_names_is_looked_at_from_its_end() -> None:
 def test_what_is_told_is_heard(seed: int) -> None:
     """Also when the listener is another one, or did not hear what was said last."""
     chance = random.Random(seed)
-    told, heard, listener = Told(), Heard(), Thing()
+    told, heard, listener = NamesEncoder(), NamesDecoder(), Thing()
     names = frozenset(f"n{n}" for n in range(3 * FEW))
     for _ in range(12):
         match chance.randrange(6):
@@ -189,7 +199,7 @@ def test_what_is_told_is_heard(seed: int) -> None:
             case 1:
                 names = names | {"more"} if chance.random() < 0.5 else names - {"more", "n0"}
             case 2:
-                heard, listener = Heard(), Thing()
+                heard, listener = NamesDecoder(), Thing()
             case 3:
                 told.encode(names, listener)
                 told.forget()
@@ -200,7 +210,7 @@ def test_what_is_told_is_heard(seed: int) -> None:
 
 
 def test_the_same_names_are_not_said_again() -> None:
-    told, listener = Told(), Thing()
+    told, listener = NamesEncoder(), Thing()
     names = frozenset(f"n{n}" for n in range(10_000))
     assert told.encode(names, listener).names == names
     assert not told.encode(names, listener).names

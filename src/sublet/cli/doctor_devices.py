@@ -35,10 +35,10 @@ from sublet.node.agent.suspend_probe import Ability, ability
 from sublet.node.supervisor.locks import all_held, lock_folder
 from sublet.values import NS_PER_S, Suspend, format_size
 
-Said = tuple[str, str] | tuple[str, str, str]
+CheckResult = tuple[str, str] | tuple[str, str, str]
 
 
-def check_machine(root: str = "/") -> Said:
+def check_machine(root: str = "/") -> CheckResult:
     """What this process may use, and of how much."""
     cores, there = usable_cores(root), os.cpu_count() or 1
     memory, whole = memory_bytes(root), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -48,17 +48,17 @@ def check_machine(root: str = "/") -> Said:
     return "ok", said
 
 
-def check_locks() -> Said:
+def check_locks() -> CheckResult:
     """Which things of this machine are lent, and by whom. A folder that is of no use raises."""
     folder = lock_folder()
     held = [f"{holder.device} by {holder}" for holder in all_held(folder)]
     return "ok", f"{folder}: {'; '.join(held) or 'no device of this machine is lent'}"
 
 
-def device_checks(library: Library | None = None, root: str = "/") -> dict[str, Callable[[], Said]]:
+def device_checks(library: Library | None = None, root: str = "/") -> dict[str, Callable[[], CheckResult]]:
     """The checks that make sense here: without a card there is one, which says why."""
     found = survey(library, root)
-    checks: dict[str, Callable[[], Said]] = {"GPU": lambda: _cards(found, root)}
+    checks: dict[str, Callable[[], CheckResult]] = {"GPU": lambda: _cards(found, root)}
     if found.cards or found.split:
         readings = _read(found, library)
         checks |= {
@@ -72,7 +72,7 @@ def device_checks(library: Library | None = None, root: str = "/") -> dict[str, 
     return checks
 
 
-def _libraries() -> Said:
+def _libraries() -> CheckResult:
     if has_bindings():
         return "ok", "the bindings for CUDA are installed"
     return (
@@ -94,7 +94,7 @@ def nvidia_cards_on_the_bus(root: str = "/") -> int:
     return count
 
 
-def _cards(found: Survey, root: str) -> Said:
+def _cards(found: Survey, root: str) -> CheckResult:
     if found.troubles:
         said = "; ".join(trouble.message for trouble in found.troubles)
         well = f" ({plural(len(found.cards), 'other')} can be lent)" if found.cards else ""
@@ -124,7 +124,7 @@ def _read(found: Survey, library: Library | None) -> list[CardReading]:
         nvml.close()
 
 
-def _health(readings: list[CardReading]) -> Said:
+def _health(readings: list[CardReading]) -> CheckResult:
     faults = [f"{reading.uuid}: {fault}" for reading in readings if (fault := fault_in(reading))]
     if faults:
         return "broken", "; ".join(faults), "Such a card is not lent; see `nvidia-smi -q` and the kernel's log."
@@ -137,7 +137,7 @@ def _health(readings: list[CardReading]) -> Said:
     return "ok", "no error reported"
 
 
-def _in_use(readings: list[CardReading]) -> Said:
+def _in_use(readings: list[CardReading]) -> CheckResult:
     """GPU memory that is in use. What foreign processes use is not lent, and `sublet status` says so."""
     if not sees_all_processes():
         used = [f"{format_size(r.used)} of {r.uuid}" for r in readings if r.used]
@@ -157,7 +157,7 @@ def _who(reading: CardReading) -> str:
     return f"{used} in use by {', '.join(names) or 'no visible process'}"
 
 
-def _partitions(found: Survey) -> Said:
+def _partitions(found: Survey) -> CheckResult:
     if not found.split:
         return "ok", "no card is split (MIG)"
     said = []
@@ -170,7 +170,7 @@ def _partitions(found: Survey) -> Said:
     return "ok", f"{'; '.join(said)}, for those who ask for exclusivity partition"
 
 
-def _of_the_office(found: Survey) -> Said:
+def _of_the_office(found: Survey) -> CheckResult:
     """Whether the office that runs here has all that there is now: it looks for cards when it starts."""
     try:
         office = CommandOffice.reach(start=False)
@@ -212,7 +212,7 @@ _WALLED: Final = {
 }
 
 
-def gpu_checks() -> dict[str, Callable[[], Said]]:
+def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     """The checks of cards that are made anyway, then versions, surroundings, and each card."""
     found = survey()
     checks = device_checks()
@@ -237,7 +237,7 @@ def gpu_checks() -> dict[str, Callable[[], Said]]:
     return checks
 
 
-def _versions(found: Survey, cuda: int) -> Said:
+def _versions(found: Survey, cuda: int) -> CheckResult:
     compiler = nvrtc.version()
     said = [f"driver {found.driver}" + (f" (CUDA {dotted(cuda)})" if cuda else "")]
     said.append(f"NVRTC {compiler[0]}.{compiler[1]}" if compiler else "no NVRTC")
@@ -254,7 +254,7 @@ def _versions(found: Survey, cuda: int) -> Said:
     return "ok", text
 
 
-def _surroundings(tried: dict[str, Rehearsal]) -> Said:
+def _surroundings(tried: dict[str, Rehearsal]) -> CheckResult:
     """What is between this process and the cards."""
     said = ["the machine's own processes" if sees_all_processes() else "inside a container (pids of its own)"]
     said.append("pids of the driver are ours" if any(one.shows_pids for one in tried.values()) else "")
@@ -274,7 +274,7 @@ def _surroundings(tried: dict[str, Rehearsal]) -> Said:
     return "ok", text
 
 
-def _guests(tried: dict[str, Rehearsal]) -> Said:
+def _guests(tried: dict[str, Rehearsal]) -> CheckResult:
     """What holds a guest to the cards of its lease, and what does not."""
     is_watched = all(one.shows_pids for one in tried.values() if one.steps and not one.failed)
     seen = (
@@ -296,7 +296,7 @@ def _guests(tried: dict[str, Rehearsal]) -> Said:
     return "note", text, "Give users tenants of their own (`sublet tenant add`) where this matters."
 
 
-def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> Said:
+def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> CheckResult:
     what = f"{card.uuid}, {card.model}, {format_size(card.capacity)}"
     steps = ", ".join(f"{step.name} {step.took_ns / NS_PER_S:.2f} s" for step in tried.steps)
     if tried.failed:

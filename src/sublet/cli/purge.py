@@ -29,7 +29,7 @@ from sublet.cli.show import Json, plural, visible
 from sublet.client.home import home_dir, runtime_dir
 from sublet.client.office import answers
 from sublet.errors import InvalidRequest, SubletError, Unsupported
-from sublet.node.storage.mounts import detach_loop, loops_of, mounts_below, take_down, who_else_has
+from sublet.node.storage.mounts import detach_loop, loops_of, mounts_below, take_down, why_busy
 from sublet.values import format_size
 from sublet.wire import unix
 from sublet.wire.sockets import peer_of
@@ -366,7 +366,7 @@ def _unmount(folder: Path) -> None:
             if error.errno == errno.EBUSY and time.monotonic() < until:
                 time.sleep(_LOOK_EVERY_S)
                 continue
-            who = f": {who_else_has(mount.source)}" if error.errno == errno.EBUSY else ""
+            who = f": {why_busy(mount.source)}" if error.errno == errno.EBUSY else ""
             raise SubletError(
                 f"{mount.point} cannot be unmounted ({error.strerror or error}{who})".replace(": )", ")"),
                 do=f"End what uses it (`fuser -vm {mount.point}`), and purge again.",

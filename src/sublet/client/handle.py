@@ -288,7 +288,7 @@ class LeaseFacts:
         return self._held.owed
 
     def _released(self, view: LeaseView | None) -> None:
-        """The office has confirmed the release. Its end reason counts: the lease may have been taken a moment before."""
+        """The office confirmed the release. Its end reason counts: the lease may have been taken a moment before."""
         with self._lock:
             if view is not None and view.end is not None:
                 self._book.ended(self._held, end_of(view.end))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
 from sublet.guest.answers import WorkerAnswer, encode_error, fault, raised
 from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band
-from sublet.guest.main_thread import CANCELLED, Desk
+from sublet.guest.main_thread import CANCELLED, MainThreadQueue
 from sublet.wire.frames import close_all
 from sublet.wire.work import (
     BEGUN,
@@ -84,8 +84,8 @@ class _Series:
 class CallRunner:
     """Used on the main thread."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, main_queue: MainThreadQueue) -> None:
+        self._main_queue = main_queue
         self.results: ResultBuffer | None = None
         """Where results of calls of many lie until they are sent."""
         self.send: Callable[[bytes, tuple[int, ...]], object] = lambda body, fds: close_all(fds)
@@ -124,7 +124,7 @@ class CallRunner:
         """The holder is gone: generators are closed, and everything is let go of."""
         for number in list(self._series):
             with contextlib.suppress(BaseException):
-                self._desk.execute(lambda number=number: self._close_series(number))  # type: ignore[misc]
+                self._main_queue.execute(lambda number=number: self._close_series(number))  # type: ignore[misc]
         self.forget(list(self._functions), functions=True)
         self.forget(list(self._kept), functions=False)
         self._end_loop()
@@ -161,11 +161,11 @@ class CallRunner:
             case HolderMessage.RUN if Flag.MANY in said.flags:
                 return self._run_many(call, said, fds, board)
             case HolderMessage.RUN:
-                return self._result(self._desk.execute(lambda: self._run(said, fds)))
+                return self._result(self._main_queue.execute(lambda: self._run(said, fds)))
             case HolderMessage.NEXT:
                 return self._next(said.subject, said.amount)
             case HolderMessage.CLOSE:
-                self._desk.execute(lambda: self._close_series(said.subject))
+                self._main_queue.execute(lambda: self._close_series(said.subject))
                 return WorkerAnswer(WorkerMessage.VALUE, encode(None, "nothing"))
             case _:
                 return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
@@ -181,7 +181,7 @@ class CallRunner:
             found = function(*args, **kwargs)
             if not isinstance(found, types.CoroutineType):
                 return found
-            later = self._desk.awaited(found)
+            later = self._main_queue.awaited(found)
             return self._awaited(found) if later is None else _Later(later)
         except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
             raise _Wrapped(error) from None
@@ -221,7 +221,7 @@ class CallRunner:
                 raise _Wrapped(error) from None
 
         try:
-            self._desk.execute(work)
+            self._main_queue.execute(work)
         except _Wrapped as wrapped:
             ended = wrapped.error
         except KeyboardInterrupt as error:
@@ -242,7 +242,7 @@ class CallRunner:
                 InvalidRequest("a generator function cannot be mapped", do="Use run, which gives an iterator.")
             )
         cargo = encode(out_of_band(found), "the result")
-        with self._desk.undisturbed():
+        with self._main_queue.undisturbed():
             if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
                 return
             if (before := self.unsent_results(call)) is not None:
@@ -321,7 +321,7 @@ class CallRunner:
         value: object = None
         if series.raised is None:
             try:
-                self._desk.execute(lambda: self._gather(series, items, most))
+                self._main_queue.execute(lambda: self._gather(series, items, most))
             except (StopIteration, StopAsyncIteration) as stop:
                 value = getattr(stop, "value", None)
                 del self._series[number]

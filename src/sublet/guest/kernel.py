@@ -24,7 +24,7 @@ from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.inbox import Inbox
 from sublet.guest.launch_counter import flush_launches
-from sublet.guest.main_thread import Desk
+from sublet.guest.main_thread import MainThreadQueue
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.within import kernels
@@ -59,9 +59,9 @@ def main() -> None:
     cap_torch(page.read().devices)
     app.shell.events.register("post_run_cell", lambda _: flush_launches())
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
-    desk = _Desk(page, app.shell)
-    kernels.append(desk)
-    worker = GuestWorker(desk, page, Speech(), SpokenRecords(sys.stderr))
+    main_queue = _KernelQueue(page, app.shell)
+    kernels.append(main_queue)
+    worker = GuestWorker(main_queue, page, Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
         Bridge(conversation, app.context, app.addresses, IDENTITY).run()
@@ -99,7 +99,7 @@ def _set_backend(settings: Any, backend: str) -> None:
         settings["backend"] = backend
 
 
-class _Desk(Desk):
+class _KernelQueue(MainThreadQueue):
     """The kernel's main thread belongs to its loop; calls of functions are done there between cells.
 
     What is printed meanwhile is the kernel's, and nothing is interrupted: that is for cells.

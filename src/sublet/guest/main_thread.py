@@ -28,7 +28,7 @@ T = TypeVar("T")
 Job = Callable[[], None]
 
 
-class Desk:
+class MainThreadQueue:
     """There is one in a worker; made on its main thread."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """One holder's connection to its worker: requests in order, and their answers.
 
-The thread that listens only sorts: what is to be done goes to the desk, and is done on the main thread in the order it
+The thread that listens only sorts: what is to be done is queued for the main thread, which does it in the order it
 came. A cancellation alone overtakes: it takes a call that waits out of the line, or interrupts the one that runs.
 """
 
@@ -18,7 +18,7 @@ from sublet.guest.calls import CallRunner, introduce
 from sublet.guest.current import end_of
 from sublet.guest.deferred import answering
 from sublet.guest.launch_counter import flush_launches
-from sublet.guest.main_thread import Desk
+from sublet.guest.main_thread import MainThreadQueue
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.lease_end import EndReason
 from sublet.wire.conversation import Conversation
@@ -51,8 +51,8 @@ _END_TOLD_S: Final = 0.5
 class GuestWorker:
     """What all connections of this guest share."""
 
-    def __init__(self, desk: Desk, page: PageReader, speech: Speech, records: SpokenRecords) -> None:
-        self.desk = desk
+    def __init__(self, main_queue: MainThreadQueue, page: PageReader, speech: Speech, records: SpokenRecords) -> None:
+        self.main_queue = main_queue
         self.page = page
         self.speech = speech
         self.records = records
@@ -65,10 +65,10 @@ class GuestWorker:
 class _Connection:
     def __init__(self, worker: GuestWorker, line: SharedConnection, visit: Visit) -> None:
         self._worker = worker
-        self._desk = worker.desk
+        self._main_queue = worker.main_queue
         self._line = line
         self._visit = visit
-        self._calls = CallRunner(self._desk)
+        self._calls = CallRunner(self._main_queue)
         self._board: Board | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         """Calls that have not begun, by number."""
@@ -103,9 +103,9 @@ class _Connection:
             close_all(fds)
             self._send_answer(call, fault(error))
             return
-        with self._desk.lock:
+        with self._main_queue.lock:
             self._waiting[call] = lambda: None
-        self._desk.put(functools.partial(self._do, call, said, fds))
+        self._main_queue.put(functools.partial(self._do, call, said, fds))
 
     def _take_event(self, body: bytes, fds: tuple[int, ...]) -> None:
         said = unpack(body)
@@ -113,17 +113,17 @@ class _Connection:
             case HolderMessage.CANCEL:
                 self._cancel(said.subject)
             case HolderMessage.DEFINE:
-                self._desk.put(lambda: self._done(lambda: self._calls.define(said, fds)))
+                self._main_queue.put(lambda: self._done(lambda: self._calls.define(said, fds)))
             case HolderMessage.FORGET:
                 forget = functools.partial(self._calls.forget, numbers_in(said.data), Flag.FUNCTIONS in said.flags)
-                self._desk.put(lambda: self._done(forget))
+                self._main_queue.put(lambda: self._done(forget))
             case _:
                 close_all(fds)
 
     def _cancel(self, call: int) -> None:
-        with self._desk.lock:
+        with self._main_queue.lock:
             if call not in self._waiting:
-                self._desk.interrupt((self, call))
+                self._main_queue.interrupt((self, call))
                 return
             del self._waiting[call]
             self._withdrawn.add(call)
@@ -136,7 +136,7 @@ class _Connection:
         try:
             self._begin(call, said, fds)
         except Exception as error:  # noqa: BLE001 - such as that there was no memory for the answer
-            self._desk.done()
+            self._main_queue.done()
             fault_of_ours = fault(SubletError(f"the worker could not answer: {type(error).__name__}: {error}"))
             self._done(lambda: self._send_answer(call, fault_of_ours))
 
@@ -148,10 +148,10 @@ class _Connection:
             self._line.hang_up()
 
     def _begin(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
-        with self._desk.lock:
+        with self._main_queue.lock:
             begins = self._waiting.pop(call, None) is not None
             self._withdrawn.discard(call)
-            self._desk.running = (self, call) if begins else None
+            self._main_queue.running = (self, call) if begins else None
         try:
             self._calls.store_buffers(said, fds)  # what is to be kept comes with it, whether it runs or not
         except BaseException:
@@ -175,7 +175,7 @@ class _Connection:
                 answer = answer._replace(before=self._calls.unsent_results(call))
         finally:
             close_all(fds)
-            self._desk.done()
+            self._main_queue.done()
         if answer.later is not None:
             self._later.add(answer.later)
             answer.later.add_done_callback(lambda later: self._done(lambda: self._answer_later(call, later, began_ns)))
@@ -220,13 +220,13 @@ class _Connection:
     def _guarded(self, came: Callable[[], WorkerAnswer]) -> WorkerAnswer:
         try:
             answer = came()
-            return self._ended() if self._desk.is_ending else answer
+            return self._ended() if self._main_queue.is_ending else answer
         except LeaseEnded:
             return self._ended()
         except SubletError as error:
             return fault(error)
         except BaseException as error:  # noqa: BLE001 - the holder waits for an answer
-            if self._desk.is_ending or isinstance(error, LeaseInterrupt):
+            if self._main_queue.is_ending or isinstance(error, LeaseInterrupt):
                 return self._ended()
             return fault(SubletError(f"internal error in the worker: {type(error).__name__}: {error}"))
 
@@ -256,25 +256,25 @@ class _Connection:
 
     def _print(self, stream: int, text: bytes) -> None:
         body = pack(WorkerMessage.OUTPUT, subject=stream, inline=(text,))
-        with self._desk.undisturbed():
-            self._line.send(lambda link: link.event(body), self._desk.raise_pending)
+        with self._main_queue.undisturbed():
+            self._line.send(lambda link: link.event(body), self._main_queue.raise_pending)
 
     def _log(self, record: bytes) -> None:
         body = pack(WorkerMessage.LOG, inline=(record,))
-        with self._desk.undisturbed():
-            self._line.send(lambda link: link.event(body), self._desk.raise_pending)
+        with self._main_queue.undisturbed():
+            self._line.send(lambda link: link.event(body), self._main_queue.raise_pending)
 
     def _hang_up(self) -> None:
         """The holder takes no results any more: what runs is interrupted, what waits is dropped."""
         self._is_over = True
-        with self._desk.lock:
+        with self._main_queue.lock:
             self._waiting.clear()
         if not self._is_lease_ending():
-            with self._desk.lock:
-                running = self._desk.running
+            with self._main_queue.lock:
+                running = self._main_queue.running
                 if isinstance(running, tuple) and running[0] is self:
-                    self._desk.interrupt(running)
-        self._desk.put(self._close)
+                    self._main_queue.interrupt(running)
+        self._main_queue.put(self._close)
 
     def _is_lease_ending(self) -> bool:
         """A holder that releases the lease also closes the connection. The function is told of the end alone, once."""

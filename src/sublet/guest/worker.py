@@ -13,7 +13,7 @@ import sys
 from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE, own_device
 from sublet.guest.inbox import Inbox
-from sublet.guest.main_thread import Desk
+from sublet.guest.main_thread import MainThreadQueue
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, take_over
 from sublet.guest.work import GuestWorker
@@ -27,14 +27,14 @@ def main() -> None:
     page = PageReader(os.environ[PAGE_VARIABLE])
     cap_torch(page.read().devices, own=own_device())
     inbox = Inbox.from_stdin()
-    desk = Desk()
-    desk.arrange()
+    main_queue = MainThreadQueue()
+    main_queue.arrange()
     speech = Speech()
     _, _, records = take_over(speech)
-    worker = GuestWorker(desk, page, speech, records)
+    worker = GuestWorker(main_queue, page, speech, records)
     start_serving(inbox, {Service.WORK: worker.serve, Service.DEVICE: _serve_device})
     try:
-        desk.work()
+        main_queue.work()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

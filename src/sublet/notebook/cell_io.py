@@ -18,7 +18,7 @@ from sublet.errors import LeaseEnded, SubletError, Unpicklable
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook import guest_persistence, guest_side
 from sublet.notebook.end_messages import cannot_travel
-from sublet.notebook.namespace import Steady, Told
+from sublet.notebook.namespace import NamesEncoder, Steady
 from sublet.notebook.namespace_sync import BESIDE, Outgoing, Parcel, Taken
 from sublet.notebook.remote_value import RemoteValue, again, clock_time
 from sublet.notebook.remote_values import RemoteValues, Restored
@@ -92,10 +92,10 @@ class Traffic:
     handles: RemoteValues
     fates: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """The fate of every name that cells on devices have left."""
-    told: Told = field(default_factory=Told)
+    told: NamesEncoder = field(default_factory=NamesEncoder)
     """The encoder of the names that cells read."""
     steady: Steady = field(default_factory=Steady)
-    steady_told: Told = field(default_factory=Told)
+    steady_told: NamesEncoder = field(default_factory=NamesEncoder)
     """The encoder of the names that stand for the same constant on both sides."""
     surroundings: CellEnvironment | None = None
     """The notebook's settings and random states."""

@@ -49,7 +49,7 @@ from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import TASK, THREAD, in_use
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, Between, KernelLine, Message
-from sublet.notebook.lending import Lender
+from sublet.notebook.lending import PoolOwner
 from sublet.notebook.lookups import possible_lookups
 from sublet.notebook.monkeypatches import ReplacedAttributes
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
@@ -129,7 +129,7 @@ class Cells:
         self._additions = Additions(shell)
         self._copied: set[str] = set()
         """Names that were told to be copied while running code of the notebook changes them."""
-        self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
+        self._space = Space(shell.user_ns, NOTEBOOK, lender=PoolOwner())
         self.handles = RemoteValues(shell.user_ns)
         self.owner = Owner(shell.user_ns)
         self.traffic = Traffic(self._space, self.handles, surroundings=self.surroundings)

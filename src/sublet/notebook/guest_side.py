@@ -23,7 +23,7 @@ from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
 from sublet.notebook.lodging import Lodged, Word
-from sublet.notebook.namespace import BoundNames, Heard, Said, visible_among
+from sublet.notebook.namespace import BoundNames, EncodedNames, NamesDecoder, visible_among
 from sublet.notebook.namespace_sync import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.sources import CellSource, compiler_flags, keep_sources, set_compiler_flags
@@ -63,7 +63,7 @@ _space: Space | None = None
 _before = _Before(frozenset(), {})
 _bound = BoundNames({})
 """What each name had before it."""
-_heard, _heard_steady = Heard(), Heard()
+_heard, _heard_steady = NamesDecoder(), NamesDecoder()
 _results: Final[set[str]] = set()
 """Names under which the shell here keeps what the last cell gave."""
 _surroundings: CellEnvironment | None = None
@@ -73,7 +73,7 @@ _additions: Additions | None = None
 def place(
     parcels: list[Parcel],
     gone: tuple[str, ...],
-    reads: frozenset[str] | Said,
+    reads: frozenset[str] | EncodedNames,
     binds: frozenset[str],
     number: int = 0,
     handles: Mapping[str, str] = NO_HANDLES,
@@ -82,7 +82,7 @@ def place(
     word: Word = NO_WORD,
     is_quiet: bool = False,
     deletes: frozenset[str] = frozenset(),
-    steady: frozenset[str] | Said = frozenset(),
+    steady: frozenset[str] | EncodedNames = frozenset(),
     surroundings: Changes | None = None,
     sources: Mapping[str, CellSource] = NO_SOURCES,
     flags: int = 0,
@@ -106,7 +106,7 @@ def place(
     if _before.is_open:  # it was given up, and never collected: what it bound is not reported
         _put_back(space)
         _bound.noted(space.names, _bound.rebound(space.names))
-    reads = _heard.decode(reads) if isinstance(reads, Said) else reads
+    reads = _heard.decode(reads) if isinstance(reads, EncodedNames) else reads
     keep_sources(sources)
     set_compiler_flags(flags)
     space.on_pool_message(word)
@@ -116,7 +116,7 @@ def place(
     _check(taken)
     _bound.noted(space.names, guest_persistence.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
-    steady = _heard_steady.decode(steady) if isinstance(steady, Said) else steady
+    steady = _heard_steady.decode(steady) if isinstance(steady, EncodedNames) else steady
     hidden = (space.visible() - reads - steady) | (binds - reads)
     hidden -= deletes | in_use(space.names, can_change).names.keys() if hidden else deletes
     aside = {name: space.names.pop(name) for name in list(space.names) if name in hidden} if hidden else {}

@@ -50,8 +50,8 @@ class _File:
         return sys.getrefcount(self.area) > 2
 
 
-class Lender:
-    """The notebook's side."""
+class PoolOwner:
+    """The notebook's side of the memory pool."""
 
     def __init__(self, spare_max: int | None = None) -> None:
         """``spare_max``: bytes of free files; None: what there is room for."""

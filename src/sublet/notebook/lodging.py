@@ -120,8 +120,8 @@ class _Home:
         return sys.getrefcount(self.area) > 2
 
 
-class Lodger:
-    """The device's side; and any side to which nothing is lent."""
+class PoolUser:
+    """The device's side of the memory pool; and any side to which nothing is lent."""
 
     def __init__(self) -> None:
         self._homes: list[_Home] = []

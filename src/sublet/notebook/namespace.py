@@ -256,45 +256,45 @@ class Steady:
         self._crossed.clear()
 
 
-class Said(NamedTuple):
-    """Names, as they are told."""
+class EncodedNames(NamedTuple):
+    """A set of names, whole or as a difference to the set before."""
 
     names: frozenset[str]
     is_difference: bool = False
     """To what was told whole before."""
 
 
-class Told:
-    """Tells one listener, which remembers, of many names, which mostly are those of the last time."""
+class NamesEncoder:
+    """Encodes sets of names for one listener, as a difference to the set before where that is shorter."""
 
     def __init__(self) -> None:
         self._last: frozenset[str] | None = None
         self._listener: weakref.ref[Any] | None = None
 
-    def encode(self, names: frozenset[str], listener: object) -> Said:
-        """How to say them. If it did not arrive, say so."""
+    def encode(self, names: frozenset[str], listener: object) -> EncodedNames:
+        """Encode them for this listener. Call ``forget`` if they did not arrive."""
         if len(names) < FEW:
-            return Said(names)
+            return EncodedNames(names)
         if self._listener is None or self._listener() is not listener:
             self._last, self._listener = None, weakref.ref(listener)
         last, self._last = self._last, names
         if last is None:
-            return Said(names)
+            return EncodedNames(names)
         other = frozenset() if last == names else last ^ names
-        return Said(other, is_difference=True) if len(other) < len(names) // 2 else Said(names)
+        return EncodedNames(other, is_difference=True) if len(other) < len(names) // 2 else EncodedNames(names)
 
     def forget(self) -> None:
         """It is unknown whether it arrived."""
         self._last = None
 
 
-class Heard:
-    """The listener's side."""
+class NamesDecoder:
+    """Decodes what a ``NamesEncoder`` has sent."""
 
     def __init__(self) -> None:
         self._last: frozenset[str] = frozenset()
 
-    def decode(self, said: Said) -> frozenset[str]:
+    def decode(self, said: EncodedNames) -> frozenset[str]:
         """The names that are meant."""
         names = said.names
         if said.is_difference:

@@ -37,8 +37,8 @@ from sublet.notebook.identity import Identities
 from sublet.notebook.in_place import can_change, taken_over
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
 from sublet.notebook.in_use import InUse
-from sublet.notebook.lending import Lender
-from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
+from sublet.notebook.lending import PoolOwner
+from sublet.notebook.lodging import Freed, Key, Lodged, PoolUser, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.object_graphs import Graph, graphs_of, is_flat, joined
@@ -203,7 +203,7 @@ class Space:
         names: dict[str, Any],
         side: int,
         finder: ChangeFinder | None = None,
-        lender: Lender | None = None,
+        lender: PoolOwner | None = None,
     ) -> None:
         """``names`` is the namespace itself; the two sides have different numbers. ``lender``: of memory for large
         arrays; the side that starts the other may have one."""
@@ -246,7 +246,7 @@ class Space:
         self._files: set[str] = set()
         """Cells whose text the other side has."""
         self._order = Order()
-        self._lodging: Lender | Lodger = Lodger() if lender is None else lender
+        self._lodging: PoolOwner | PoolUser = PoolUser() if lender is None else lender
         self.on_group: Callable[[Collection[str], int], object] | None = None
         """Told, before it is encoded or merged, of each group: its names, and its bytes if they are known (else 0)."""
         self._refused: dict[str, tuple[tuple[type, int], str]] = {}
@@ -415,12 +415,12 @@ class Space:
     def keep(self, lent: Iterable[Lodged]) -> None:
         """Memory that the other side lends."""
         for one in lent:
-            if isinstance(self._lodging, Lodger):
+            if isinstance(self._lodging, PoolUser):
                 self._lodging.add_file(one)
 
     def on_pool_message(self, word: Word) -> None:
         """What the other side says of the memory that it lent."""
-        if isinstance(self._lodging, Lodger):
+        if isinstance(self._lodging, PoolUser):
             self._lodging.on_pool_message(word)
 
     def on_freed(self, freed: Freed) -> None:

@@ -213,8 +213,8 @@ def test_the_end_of_a_lease_in_a_function_is_the_leases(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(kernel, "_loop", SimpleNamespace)
     shell = SimpleNamespace(builtin_trap=contextlib.nullcontext())
-    desk = kernel._Desk(SimpleNamespace(), shell)  # type: ignore[arg-type]
+    main_queue = kernel._KernelQueue(SimpleNamespace(), shell)  # type: ignore[arg-type]
     with pytest.raises(LeaseInterrupt):
-        desk.execute(raises(Wrapped()))
+        main_queue.execute(raises(Wrapped()))
     with pytest.raises(ValueError, match="mine"):
-        desk.execute(raises(ValueError("mine")))
+        main_queue.execute(raises(ValueError("mine")))

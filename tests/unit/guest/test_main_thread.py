@@ -1,4 +1,4 @@
-"""The desk of a worker: what comes between two calls."""
+"""The queue of a worker's main thread: what comes between two calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from sublet.guest import main_thread as desk_module
-from sublet.guest.main_thread import Desk
+from sublet.guest.main_thread import MainThreadQueue
 
 
 class Done(BaseException):
@@ -26,16 +26,16 @@ def test_a_signal_that_means_nothing_any_more_is_met_once_and_work_goes_on(monke
 
     try:
         signal.signal(signal.SIGTERM, lambda number, frame: met.append(number))
-        desk = Desk()
-        desk.arrange()
+        main_queue = MainThreadQueue()
+        main_queue.arrange()
         os.kill(os.getpid(), signal.SIGTERM)
         assert met == []
         for job in (lambda: done.append("first"), lambda: done.append("second"), over):
-            desk.put(job)
+            main_queue.put(job)
         with pytest.raises(Done):
-            desk.work()
+            main_queue.work()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert (met, done) == ([signal.SIGTERM], ["first", "second"])
-    assert not desk.is_ending
+    assert not main_queue.is_ending

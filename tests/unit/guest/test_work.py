@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from sublet.guest.calls import CallRunner
-from sublet.guest.main_thread import Desk
+from sublet.guest.main_thread import MainThreadQueue
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.work import GuestWorker
 from sublet.values import Epoch, LeaseId, TenantId
@@ -27,7 +27,7 @@ from sublet.wire.work import Flag, HolderMessage, WorkerMessage, pack, unpack
 PATIENCE_S = 30.0
 
 
-class Inline(Desk):
+class Inline(MainThreadQueue):
     """As that of a kernel, whose loop logs what a job raises and goes on."""
 
     def put(self, job: Callable[[], None]) -> None:

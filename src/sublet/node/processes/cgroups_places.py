@@ -19,7 +19,7 @@ CONTROLLERS: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "
 _PIECE: Final = 1 << 16
 _NUMBER_MAX: Final = 64
 _LEAF: Final = "supervisor"
-_NOBODYS: Final = frozenset((errno.ENODEV, errno.EOPNOTSUPP))
+_UNREADABLE: Final = frozenset((errno.ENODEV, errno.EOPNOTSUPP))
 """The group went while its list was open; or it has threads of processes that are listed further up."""
 _NOTHING_BELOW: Final = 2
 """Links to a folder without folders in it: its name and its dot. It spares reading forty names to find none."""
@@ -68,7 +68,7 @@ class CgroupFiles:
         try:
             return not os.read(fd, 1)
         except OSError as error:
-            if error.errno in _NOBODYS:
+            if error.errno in _UNREADABLE:
                 return True
             raise
         finally:

@@ -146,7 +146,7 @@ class GuestLauncher:
         and wait for a warm one where the guest would rather: then ``then`` is told. False: nothing has to be waited
         for. Raises for what can be said at once."""
         check_spec(spec)
-        if profile is not Profile.TENANT or not self.walls.needs_look(spec.python):
+        if profile is not Profile.TENANT or not self.walls.needs_inspection(spec.python):
             return self._make_room(tenancy, profile, spec, then, volume)
 
         def on_inspected(found: str | None) -> None:

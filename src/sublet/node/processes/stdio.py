@@ -143,7 +143,7 @@ class Stdio:
         self._followings.append(following)
         self._serve_soon(following)
         if lossless:
-            self.await_nobody()
+            self.stop_awaiting_reader()
         self._throttle()
         return following
 
@@ -152,7 +152,7 @@ class Stdio:
         if self._awaited is None:
             self._awaited = self.attach(NullFollower(), -1, lossless=True)
 
-    def await_nobody(self) -> None:
+    def stop_awaiting_reader(self) -> None:
         """Wait for a reader no longer: one has attached, or none will. Harmless twice."""
         if self._awaited is not None:
             awaited, self._awaited = self._awaited, None

@@ -37,8 +37,8 @@ GUEST_MARK: Final = "SUBLET_GUEST"
 _STOP_ROUNDS: Final = 6
 """Looks within one attempt to end a tree. A tree that stands still is done after two."""
 _ASLEEP_IN_KERNEL: Final = ord("D")
-_NOBODY: Final = GuestId("")
-_NOBODY_AT_ALL: Final = frozenset[ProcessInstance]()
+_UNKNOWN: Final = GuestId("")
+_NO_PROCESSES: Final = frozenset[ProcessInstance]()
 """One for all trees: an empty set takes as much room as one with four in it."""
 _FEW: Final = 4
 _T = TypeVar("_T")
@@ -75,7 +75,7 @@ class Tree:
         """Its processes at the last look."""
         self.sessions: Collection[int] = (root.pid,)
         """Theirs. A session's number is not given anew as long as a process is in it."""
-        self.outside: Set[ProcessInstance] = _NOBODY_AT_ALL
+        self.outside: Set[ProcessInstance] = _NO_PROCESSES
         """Those of them that have left the group, as root may."""
         self._inherited: Collection[int] = ()
         """The session it was started in, if it was seen before it made its own: that of a zygote, or ours."""
@@ -100,14 +100,14 @@ class Tree:
     def seen(self, members: Collection[ProcessStat], foreign_session: int, inside: Set[int] | None) -> None:
         """Remember what a look has shown."""
         if not members:
-            self.known, self.sessions, self.outside = (), (), _NOBODY_AT_ALL
+            self.known, self.sessions, self.outside = (), (), _NO_PROCESSES
             return
         self.known = _kept(stat.identity for stat in members)
         if inherited := {one.session for one in members if one.identity == self.root} - {self.root.pid}:
             self._inherited = _kept((*self._inherited, *inherited))
         self.sessions = _kept({stat.session for stat in members}.difference(self._inherited, (foreign_session,)))
         if inside is not None:
-            self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside) or _NOBODY_AT_ALL
+            self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside) or _NO_PROCESSES
         self._cpu_ns = max(self._cpu_ns, self._exited_ns + sum(stat.cpu_ticks for stat in members) * NS_PER_TICK)
         self._peak_bytes = max(self._peak_bytes, _resident(members))
 
@@ -383,7 +383,7 @@ def _may_be_in(stat: ProcessStat, table: Table, owners: Mapping[int, GuestId | N
 
     A leader that is not known made the session anew, under a number that had become free.
     """
-    return stat.session not in table.stats or owners.get(stat.session, _NOBODY) == guest
+    return stat.session not in table.stats or owners.get(stat.session, _UNKNOWN) == guest
 
 
 def stands_still(stat: ProcessStat) -> bool:

@@ -106,7 +106,7 @@ class Walls:
 
     # ---- interpreters that tenants name ----
 
-    def needs_look(self, python: str) -> bool:
+    def needs_inspection(self, python: str) -> bool:
         """Whether it has to be inspected before each guest of a tenant that is given it: users that may read it may
         have changed it. A guest is shown our own installation anyway, and the system's."""
         is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
@@ -138,7 +138,7 @@ class Walls:
         """The folders that a guest is shown because it runs in this interpreter, as they were seen."""
         if python == sys.executable:
             return self._own
-        if not self.needs_look(python):
+        if not self.needs_inspection(python):
             return ()
         seen = self._seen.get(python)
         if seen is None:

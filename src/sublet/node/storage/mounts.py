@@ -75,7 +75,7 @@ def loops_of(folder: str) -> list[str]:
     return loops_in(backing, os.path.realpath(folder))
 
 
-def who_else_has(device: str, proc: str = "/proc") -> str:
+def why_busy(device: str, proc: str = "/proc") -> str:
     """Which process keeps this device busy, as a sentence: one that has a file on it open or works there, or one that
     copied our mounts while it was among them, as a container or ``unshare --mount`` does. Empty if none is seen to."""
     try:

@@ -31,7 +31,7 @@ from sublet.node.storage.mounts import (
     mount_memory,
     mounts_below,
     take_down,
-    who_else_has,
+    why_busy,
 )
 from sublet.node.storage.volume_folder import has_files, sweep_staging
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
@@ -305,7 +305,7 @@ def put_away(folder: str, *, keep: bool, note: StoreNote | None = None, forced: 
             if take_down(mount.point, unwritten=not keep, forced=forced):
                 down.append(mount.point)
         except OSError as error:
-            who = who_else_has(mount.source) if error.errno == errno.EBUSY else ""
+            who = why_busy(mount.source) if error.errno == errno.EBUSY else ""
             return f"{mount.point} could not be unmounted ({error.strerror})" + (f": {who}" if who else "")
     loops = loops_of(folder) if _may_have_loops(folder) else []
     for device in loops:
@@ -350,7 +350,7 @@ def _held_open(folder: str) -> str:
     loops = loops_of(folder) if os.path.exists(os.path.join(folder, KEPT)) and not mounts_below(folder) else []
     if not loops:
         return ""
-    who = next(filter(None, map(who_else_has, loops)), "") or f"{', '.join(loops)} is in use"
+    who = next(filter(None, map(why_busy, loops)), "") or f"{', '.join(loops)} is in use"
     return f"the volume was held open when its last lease ended, and still is: {who}. It can be used once that is over"
 
 
@@ -399,7 +399,7 @@ def _still_used(folder: str, *, loops: bool) -> str:
     left = loops_of(folder) if loops else []
     if not left:
         return ""
-    who = next(filter(None, map(who_else_has, left)), "")
+    who = next(filter(None, map(why_busy, left)), "")
     return f"{', '.join(left)} is in use still" + (f": {who}" if who else "")
 
 

@@ -89,13 +89,13 @@ class HolderLink:
         guests: GuestTable,
         on_over: Callable[[HolderLink], None],
         unread: OutputBudget,
-        desk: VolumeService,
+        volumes: VolumeService,
         warm: Callable[[Warm], None],
     ) -> None:
         self.front = front
         self._uid = peer_of(sock).uid
         self._warm_up = warm
-        self._desk = desk
+        self._volumes = volumes
         self._node = node
         self._premises = premises
         self._guests = guests
@@ -169,7 +169,7 @@ class HolderLink:
                 self._warm(asked)
                 self._reply(call, Done())
             case LendVolume():
-                self._reply(call, VolumeLent(ticket=self._desk.lend(self.front, reads=asked.reads)))
+                self._reply(call, VolumeLent(ticket=self._volumes.lend(self.front, reads=asked.reads)))
             case OpenVolume() | Publish() | Collect() | CopyIn() | ListVolume() | OpenFiles():
                 self._of_volume(call, asked)
             case _:
@@ -222,7 +222,7 @@ class HolderLink:
                     self._reply(call, reply)
                 self._connection.push()
 
-        self._desk.of_holder(self.front, self._uid, asked, answer)
+        self._volumes.of_holder(self.front, self._uid, asked, answer)
 
     def _start(self, call: int, asked: Start) -> None:
         self._may(RUN)
@@ -247,7 +247,7 @@ class HolderLink:
             self._connection.push()
 
         self._guests.start(
-            tenancy, self.front.profile, asked.spec, begun, self._desk.borrowed(self.front, asked.volume)
+            tenancy, self.front.profile, asked.spec, begun, self._volumes.borrowed(self.front, asked.volume)
         )
 
     def _attach(self, asked: Attach) -> Attached:
@@ -343,7 +343,7 @@ class HolderLink:
     def _over(self) -> None:
         try:
             for awaited in self._awaiting:
-                awaited.stdio.await_nobody()
+                awaited.stdio.stop_awaiting_reader()
             for guest in tuple(self._attached):
                 self._detach(guest)
         finally:

@@ -94,7 +94,7 @@ class Parker:
         self._loop = loop
         self._trees = trees
         self._notes = notes
-        self._standstill = Standstill(trees)
+        self._freezer = GuestFreezer(trees)
         self._caches = Caches(loop)
         self._leaving: dict[LeaseId, _Leaving] = {}
 
@@ -256,11 +256,11 @@ class Parker:
 
     def _thaw(self, guest: GuestProcess) -> None:
         """Set it going. What could not be, for want of a descriptor, is tried again: it would stand still for ever."""
-        if not self._standstill.thaw(guest) and not guest.is_gone:
+        if not self._freezer.thaw(guest) and not guest.is_gone:
             self._loop.after(GO_AGAIN_S, lambda: self._thaw_again(guest))
 
     def _thaw_again(self, guest: GuestProcess) -> None:
-        if self._standstill.is_going(guest.id):  # else it was brought to a stand anew, or is gone
+        if self._freezer.is_going(guest.id):  # else it was brought to a stand anew, or is gone
             self._thaw(guest)
 
     def _stop(self, leaving: _Leaving) -> None:
@@ -271,7 +271,7 @@ class Parker:
                 guest.now(GuestEvent.PARK)
         parking = [guest for guest in guests if guest.state is GuestState.PARKING]
         try:  # a guest that just starts, or is just being ended alone, is waited for
-            is_still = self._standstill.is_still(parking) and len(parking) == len(guests)
+            is_still = self._freezer.is_still(parking) and len(parking) == len(guests)
         except OSError:  # no descriptor or memory for a look: nothing is concluded
             is_still = False
         if is_still:
@@ -344,7 +344,7 @@ class Parker:
 
     def _is_gone(self, guest: GuestProcess, tenancy: LeaseRuntime) -> None:
         tenancy.guests.pop(guest.id, None)
-        self._standstill.forget(guest.id)
+        self._freezer.forget(guest.id)
 
     def _used(self, tenancy: LeaseRuntime) -> int:
         """Bytes: by their groups where they are counted, else as the process table has it."""
@@ -392,7 +392,7 @@ def _programs(
     yield from (pids_of([guest]) for guest in guests if guest.spec.device < 0)
 
 
-# ----------------------------------------------------------------------------------------------------------- standstill
+# ------------------------------------------------------------------------------------------------------------- freezing
 #
 # Stops whole guests for a while, and continues them.
 #
@@ -402,8 +402,8 @@ def _programs(
 # process that was stopped before, by another process, is not resumed.
 
 
-class Standstill:
-    """Of all guests of one supervisor."""
+class GuestFreezer:
+    """Freezes guests of one supervisor, and thaws them."""
 
     def __init__(self, trees: Trees) -> None:
         self._trees = trees

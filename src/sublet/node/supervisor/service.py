@@ -178,7 +178,7 @@ class Supervisor:
             saved_of=self._saved_of,
         )
         self._launch.stores.begin()
-        self._desk = VolumeService(
+        self._volumes = VolumeService(
             loop=self.loop,
             launch=self._launch,
             guests=self.guests,
@@ -201,19 +201,19 @@ class Supervisor:
         self.guests.priority.back()
 
     def _store_leaves(self, store: StoredFolder) -> None:
-        self._desk.publishing.lease_ended(store)
+        self._volumes.publishing.lease_ended(store)
 
     def _store_stuck(self, store: StoredFolder) -> None:
-        self._desk.on_stuck(store)
+        self._volumes.on_stuck(store)
 
     def _open_door(self) -> str:
-        return self._desk.open_door()
+        return self._volumes.open_door()
 
     def _on_scan(self, look: ProcessSnapshot) -> None:
         self._memory.check(look)
 
     def _saved_of(self, lease: LeaseId) -> Saved | None:
-        return self._desk.publishing.saved.get(lease)
+        return self._volumes.publishing.saved.get(lease)
 
     # ---- life ----
 
@@ -226,7 +226,7 @@ class Supervisor:
             self.loop.run()
         finally:
             self._launch.zygotes.close()
-            self._desk.close()
+            self._volumes.close()
             self._launch.stores.close()
             self._suspending.close()
             self._claims.close()
@@ -378,7 +378,7 @@ class Supervisor:
             guests=self.guests,
             on_over=self._holders.discard,
             unread=self.unread,
-            desk=self._desk,
+            volumes=self._volumes,
             warm=self._launch.zygotes.wish,
         )
         self._holders.add(holder)

@@ -32,15 +32,15 @@ GRACE_S: Final = 5.0
 RESUME_S: Final = 120.0
 """To put back what a card has at most, and to put back what a failed question left."""
 
-Told = Callable[[Mapping[str, Any]], None]
-"""Told the answer: it has ``failed`` in it, with why, where it came to nothing; and ``stuck`` where it could not be put
-back either, so that the processes are of no use any more."""
+OnAnswer = Callable[[Mapping[str, Any]], None]
+"""Called with the answer: it has ``failed`` in it, with why, where it came to nothing; and ``stuck`` where it could not
+be put back either, so that the processes are of no use any more."""
 
 
 @dataclass(slots=True)
 class _Question:
     asked: dict[str, object]
-    told: Told
+    told: OnAnswer
     within_s: float
     why: str = ""
     """Not empty: this puts back what a question left that failed for this reason."""
@@ -76,7 +76,7 @@ class Suspending:
         self,
         pids: Sequence[int],
         timeout_ms: int,
-        told: Told,
+        told: OnAnswer,
         *,
         copy_s: float = 0.0,
         groups: Sequence[Sequence[int]] = (),
@@ -88,7 +88,7 @@ class Suspending:
             asked["groups"] = [list(group) for group in groups]
         self._ask(_Question(asked, told, timeout_ms / 1000 + copy_s + self._grace_s))
 
-    def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], told: Told) -> None:
+    def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], told: OnAnswer) -> None:
         """Put them back. ``pairs``: which card, by UUID, has become which. All are named if one is another now."""
         moved = any(old != new for old, new in pairs)
         bare = [[_bare(old), _bare(new)] for old, new in pairs] if moved else []

@@ -29,7 +29,7 @@ from sublet.state.replicated.policy import ReplicaPolicy
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import RegisterOperation, Result, Tenure, View
 from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
-from sublet.state.replicated.worker import ReplicaRequest, ReplicaThread, Told
+from sublet.state.replicated.worker import ReplicaReply, ReplicaRequest, ReplicaThread
 from sublet.values import Epoch, parse_duration_ns
 
 REST_S: Final = 0.02
@@ -105,7 +105,7 @@ class ReplicaGroup:
         """Carry an operation out, to its result. ``supply``: packs that it may need, besides those there are."""
         if self._closed:
             raise InvalidRequest("the group of replicas is closed", do="Open it again.")
-        told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        told: queue.SimpleQueue[ReplicaReply] = queue.SimpleQueue()
         staged = {} if supply is None else supply
 
         def bring(of: str, name: str) -> bytes | None:
@@ -133,7 +133,7 @@ class ReplicaGroup:
         self,
         key: str,
         operation: RegisterOperation,
-        told: queue.SimpleQueue[Told],
+        told: queue.SimpleQueue[ReplicaReply],
         bring: Callable[[str, str], bytes | None],
     ) -> None:
         while sends := operation.take():
@@ -147,7 +147,7 @@ class ReplicaGroup:
             for replica in absent:
                 operation.lost(turn, replica)
 
-    def _wait_answer(self, operation: RegisterOperation, told: queue.SimpleQueue[Told], wait_s: float) -> None:
+    def _wait_answer(self, operation: RegisterOperation, told: queue.SimpleQueue[ReplicaReply], wait_s: float) -> None:
         try:
             turn, replica, said = told.get(timeout=wait_s)
         except queue.Empty:

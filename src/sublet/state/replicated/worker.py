@@ -18,7 +18,7 @@ BATCH_MAX: Final = 64
 WAITING_MAX: Final = 512
 """Requests that may wait for one replica; one that is so far behind counts as silent."""
 
-Told: TypeAlias = tuple[int, str, Answer | None]
+ReplicaReply: TypeAlias = tuple[int, str, Answer | None]
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class ReplicaRequest:
     key: str
     send: SendToReplica
     turn: int
-    told: queue.SimpleQueue[Told]
+    told: queue.SimpleQueue[ReplicaReply]
     supply: Callable[[str, str], bytes | None]
 
 

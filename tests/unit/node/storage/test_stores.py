@@ -21,7 +21,7 @@ from sublet.node.processes.memory_watch import share_of
 from sublet.node.processes.messages import out_of_memory
 from sublet.node.processes.procs import PAGE_BYTES, ProcessStat, Procs
 from sublet.node.processes.tree import Trees
-from sublet.node.storage.mounts import Mount, loops_in, mounts_in, who_else_has
+from sublet.node.storage.mounts import Mount, loops_in, mounts_in, why_busy
 from sublet.node.storage.store import NAMES_MAX, FolderCount, count
 from sublet.values import MIB
 from tests.left_open import nothing_left_open
@@ -95,8 +95,8 @@ def test_who_copied_a_mount_is_named(tmp_path: Path) -> None:
         (tmp_path / pid / "mountinfo").write_text(mounts + "\n")
         (tmp_path / pid / "comm").write_text("shell\n")
     (tmp_path / "10").mkdir()
-    assert who_else_has("/dev/loop0", str(tmp_path)).startswith("process 9 (shell, user ")
-    assert who_else_has("/dev/loop5", str(tmp_path)) == ""
+    assert why_busy("/dev/loop0", str(tmp_path)).startswith("process 9 (shell, user ")
+    assert why_busy("/dev/loop5", str(tmp_path)) == ""
 
 
 def test_what_is_in_a_folder_is_counted_in_steps_and_said_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sublet.node.processes.procs import ProcessInstance
-from sublet.node.supervisor.parking import Caches, Parker, Standstill
+from sublet.node.supervisor.parking import Caches, GuestFreezer, Parker
 from sublet.values import GIB, NS_PER_S, Kind, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Part
@@ -69,7 +69,7 @@ class Stage:
         self.failed: list[str] = []
         parker: Any = self.parker
         parker._caches = SimpleNamespace(free=lambda guests, within_s, then: then())
-        parker._standstill = SimpleNamespace(thaw=lambda guest: True)
+        parker._freezer = SimpleNamespace(thaw=lambda guest: True)
         parker._stop = self.stopped.append
         self.tenancy: Any = SimpleNamespace(
             lease="l",
@@ -221,30 +221,30 @@ def test_guests_that_stand_still_go_on_once_there_is_a_descriptor_for_it() -> No
         return bool(no_descriptor())
 
     thawed = iter([False, True])
-    parker._standstill = standstill = Standstill(SimpleNamespace(procs=SimpleNamespace(send=send)))  # type: ignore[arg-type]
+    parker._freezer = freezer = GuestFreezer(SimpleNamespace(procs=SimpleNamespace(send=send)))  # type: ignore[arg-type]
     stage.guest.id, stage.guest.is_gone = "g", False
     stage.guest.tree = SimpleNamespace(group=SimpleNamespace(thaw=lambda: next(thawed)))
-    standstill._frozen.add(stage.guest.id)
-    standstill._stopped[stage.guest.id] = dict.fromkeys((first, second))
+    freezer._frozen.add(stage.guest.id)
+    freezer._stopped[stage.guest.id] = dict.fromkeys((first, second))
     parker._thaw(stage.guest)
     while stage.later:
         stage.later.pop(0)()
     assert sent == [(first, signal.SIGCONT), (second, signal.SIGCONT)]
-    assert not standstill.is_going(stage.guest.id)
+    assert not freezer.is_going(stage.guest.id)
 
 
 def test_a_guest_that_is_parked_again_is_not_set_going_by_an_earlier_attempt() -> None:
     stage = Stage()
     parker: Any = stage.parker
-    parker._standstill = standstill = Standstill(
+    parker._freezer = freezer = GuestFreezer(
         SimpleNamespace(procs=SimpleNamespace(send=no_descriptor), scan=lambda _: SimpleNamespace(of=lambda _: []))  # type: ignore[arg-type]
     )
     stage.guest.id, stage.guest.is_gone = "g", False
     stage.guest.tree = SimpleNamespace(group=None)
-    standstill._stopped[stage.guest.id] = {ProcessInstance(7, 1): None}
+    freezer._stopped[stage.guest.id] = {ProcessInstance(7, 1): None}
     parker._thaw(stage.guest)
     (again,) = stage.later
-    assert standstill.is_still([stage.guest])
+    assert freezer.is_still([stage.guest])
     again()
-    assert standstill._stopped[stage.guest.id], "nothing was sent, or what was stopped would be forgotten"
+    assert freezer._stopped[stage.guest.id], "nothing was sent, or what was stopped would be forgotten"
     assert stage.later == [again]
