@@ -178,7 +178,11 @@ class Transport:
             sock.close()
             return
         self._idle.append(sock)
-        if not self._keeps:  # another thread has closed the transport since
+        self._close_if_closed()
+
+    def _close_if_closed(self) -> None:
+        """Another thread may have closed the transport since it was looked at."""
+        if not self._keeps:
             self.close()
 
 

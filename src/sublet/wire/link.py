@@ -308,7 +308,7 @@ class Link:
             return self.news()
         try:
             self._reader.add(data, fds)
-            while self.over is None and (frame := self._reader.next()) is not None:
+            while (frame := self._next_frame()) is not None:
                 self._take(frame)
         except InvalidRequest as error:
             return self.cut(error)
@@ -328,6 +328,9 @@ class Link:
         self._end(Over(error, by_peer=True), tell=None)
         self._out.clear()
         return self.news()
+
+    def _next_frame(self) -> Frame | None:
+        return self._reader.next() if self.over is None else None
 
     def _take(self, frame: Frame) -> None:
         kind = frame.kind

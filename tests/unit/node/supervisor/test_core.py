@@ -70,7 +70,7 @@ class Stage:
         self.said = 0
         self.law = Law(self.told)
         self.core: SupervisorCore[Any] = SupervisorCore(
-            make_law=self._make_law, arm=self.armed.append, now_ns=0, on_said=self._on_said
+            make_law=self._make_law, arm=self.armed.append, now_ns=0, on_reports_sent=self._on_said
         )
 
     def _make_law(self, inventory: Inventory) -> Any:
