@@ -56,10 +56,10 @@ class Worker:
         """``guest`` is None where it is no guest: in tests."""
         self.lease_id = lease
         self.guest = guest
+        self.exchange = Exchange(line, end, self._check_life)
+        self.completions = CompletionThread(self.exchange)
         self.life = SignsOfLife(lambda: self.exchange.board.marks, self._cpu_ns, self._who)
         """For calls under way: they are use of the lease."""
-        self.exchange = Exchange(line, end, self.life.check)
-        self.completions = CompletionThread(self.exchange)
         self.dropped: deque[int] = deque()
         """Generators without a reference here; to be closed with the next message. Finalisers add to it."""
         self._kept = BufferCache()
@@ -73,6 +73,9 @@ class Worker:
             self.exchange.close()
             raise
         self._functions = Functions(self.peer, self._kept)
+
+    def _check_life(self) -> None:
+        self.life.check()
 
     @property
     def is_lost(self) -> bool:
