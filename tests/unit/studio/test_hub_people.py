@@ -175,7 +175,7 @@ def test_the_token_of_a_server_is_good_while_that_server_runs(studio: Studio) ->
         studio.hub.begin_server(ServerBody(user="ana", server=server, groups=["students"]))
     studio.running = {"ana": ["gpu"]}
     studio.now_s += 500
-    studio.hub.look_at_servers()
+    studio.hub.update_servers()
     studio.now_s += 500
     until = {token.label: token.expires_ns for token in studio.people.of_servers()}
     now_ns = studio.now_s * NS_PER_S
@@ -195,7 +195,7 @@ def test_of_people_with_one_tenant_that_one_is_active_whose_session_has_the_leas
     studio.running = {"ana": [""], "bob": [""]}
     studio.sessions = {"ana": {"s-1"}, "bob": {"s-2"}}
     studio.leases = [of("course", "s-1", status="active", idle=False)]
-    studio.hub.look_at_servers()
+    studio.hub.update_servers()
     assert studio.active == ["ana"]
 
 
