@@ -68,7 +68,7 @@ class Page:
         async def never() -> bool:
             return False
 
-        mine = SimpleNamespace(told_of_changes=lambda wake: contextlib.nullcontext())
+        mine = SimpleNamespace(wake_on_change=lambda wake: contextlib.nullcontext())
         studio = SimpleNamespace(
             people=self.people,
             pages=self,
