@@ -254,6 +254,11 @@ def _change_database(world: World, name: str, script: str) -> None:
     rewritten(world, lambda kept: kept.update({name: _sql(kept[name], world.root, script)}))
 
 
+def _add_file(world: World) -> None:
+    with tarfile.open(world.file, "a", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo("studio/more"))
+
+
 def _set_manifest(world: World, **fields: object) -> None:
     def change(kept: dict[str, bytes]) -> None:
         kept["manifest.json"] = json.dumps(json.loads(kept["manifest.json"]) | fields).encode()
@@ -273,6 +278,7 @@ BAD: Final[dict[str, tuple[Callable[[World], object], str]]] = {
         lambda one: rewritten(one, lambda kept: kept.update({"keys/office": b""})),
         "which is no file of a backup",
     ),
+    "a file that is not listed": (_add_file, "more files than it lists"),
     "no journal": (lambda one: rewritten(one, lambda kept: kept.pop("journal.db")), "journal of the office is missing"),
     "another journal": (
         lambda one: rewritten(one, lambda kept: kept.update({"journal.db": b"no database"})),

@@ -185,6 +185,11 @@ def test_while_a_store_is_kept_open_its_log_is_not_moved_with_each_record(tmp_pa
         assert log.exists()
     assert not log.exists()
     assert [one.seq for one in there.read(0)] == [1, 2, 3]
+    with here.kept():
+        with here.kept():
+            here.read(0)
+        assert log.exists(), "the first one still keeps it"
+    assert not log.exists()
 
 
 @pytest.mark.parametrize(

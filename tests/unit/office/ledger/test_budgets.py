@@ -13,6 +13,7 @@ from sublet.lease_end import EndReason
 from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Done
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, fold
 from sublet.office.ledger.budgets import money, prices_record, standing_now
 from sublet.office.ledger.checks import check_books
@@ -405,15 +406,16 @@ def test_a_notice_that_is_not_of_this_budget_stays_as_it_is() -> None:
     assert (status(lease), lease.notice) == (LeaseStatus.NOTICED, told)
 
     bench = Bench()
-    budget(bench, 0.01)
-    budget(bench, 5, per="day")
+    budget(bench, 0.01, per="day")
+    budget(bench, 5)
     lease = held(bench)
     bench.wait(40)
     told = lease.notice
     assert told is not None
-    credit(bench, 0.5, per="day")
+    credit(bench, 0.5)
     assert lease.notice == told
-    bench.do(cmd.RemoveBudget(tenant=ANN, per=BudgetWindow.DAY))
+    bench.wait(1)
+    assert isinstance(bench.do(cmd.RemoveBudget(tenant=ANN, per=BudgetWindow.TOTAL)).answer, Done)
     assert (status(lease), lease.notice) == (LeaseStatus.NOTICED, told)
 
 

@@ -82,6 +82,23 @@ def test_what_was_used_does_not_depend_on_when_it_is_asked(seed: int) -> None:
     assert asked.used_at(later, decay) == silent.used_at(later, decay)
 
 
+def test_an_instant_before_the_last_one_takes_nothing_away() -> None:
+    """A clock that another office hands on may stand a little behind: what was used stays used."""
+    decay = Decay(half_life_ns=1000)
+    for behind in (500, 1500):
+        account = Account()
+        account.change([8, 0, 0], 0, decay)
+        account.change([0, 0, 0], 2300, decay)
+        used = account.used_at(2300, decay)
+        assert account.used_at(2300 - behind, decay) == used
+        account.change([0, 0, 0], 2300 - behind, decay)
+        assert account.used == used
+    account = Account()
+    account.change([8, 0, 0], 300, decay)
+    account.change([0, 0, 0], 200, decay)
+    assert account.used == [0, 0, 0]
+
+
 def test_half_of_it_counts_a_half_life_later() -> None:
     decay = Decay(half_life_ns=1000)
     account = Account()
