@@ -57,6 +57,8 @@ def test_what_recipe_52_does(pair: SessionPair) -> None:
         gpu.sync()
         out = np.frombuffer(gpu.mem_read(x, 0, data.nbytes), np.uint32)
         gpu.module_unload(module)
+        with pytest.raises(NotFound, match="was unloaded before"):
+            gpu.launch(module, "step", 4, 32, [x, u32(100), u32(3)])
         gpu.mem_free(x)
     assert (out == data * 3 + np.arange(100, dtype=np.uint32)).all()
     assert pair.service._accounts.of(0).used_bytes == 0

@@ -259,6 +259,22 @@ def _add_file(world: World) -> None:
         tar.addfile(tarfile.TarInfo("studio/more"))
 
 
+def _damage_index(world: World) -> None:
+    """What it leads to is not found by it any more, and reading all people does not use it."""
+
+    def change(kept: dict[str, bytes]) -> None:
+        raw = bytearray(kept["studio/people.db"])
+        path = world.root / "looked.db"
+        path.write_bytes(raw)
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            (page,) = db.execute("SELECT min(rootpage) FROM sqlite_master WHERE type = 'index'").fetchone()
+        size = int.from_bytes(raw[16:18], "big")
+        raw[(page - 1) * size + 3 : (page - 1) * size + 5] = bytes(2)  # it has no entries
+        kept["studio/people.db"] = bytes(raw)
+
+    rewritten(world, change)
+
+
 def _set_manifest(world: World, **fields: object) -> None:
     def change(kept: dict[str, bytes]) -> None:
         kept["manifest.json"] = json.dumps(json.loads(kept["manifest.json"]) | fields).encode()
@@ -288,6 +304,7 @@ BAD: Final[dict[str, tuple[Callable[[World], object], str]]] = {
         lambda one: _change_database(one, "studio/people.db", "PRAGMA user_version = 99"),
         "were written by another Sublet (version 99)",
     ),
+    "an index that is damaged": (_damage_index, "are damaged"),
     "no database": (
         lambda one: rewritten(one, lambda kept: kept.update({"studio/people.db": b"people"})),
         "people.db is no database",

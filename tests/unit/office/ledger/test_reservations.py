@@ -534,6 +534,19 @@ def test_times_that_are_past_take_nothing_from_new_reservations() -> None:
     assert isinstance(bench.do(cmd.SetReservation(reservation=record)).answer, Done)
 
 
+def test_a_lease_that_has_to_go_anyway_gives_its_other_device_first() -> None:
+    """Two groups lose one lease, and not two."""
+    bench = office(gpus=3)
+    first = busy(bench, BEN)
+    alone = busy(bench, BEN)
+    bench.release(first)
+    both = busy(bench, BEN, count=2)
+    assert [part.resource for part in both.parts] == ["gpu0", "gpu2"]
+    reserve(bench, gpus=2)
+    bench.wait(START - LEAD - 1000)
+    assert (status(both), status(alone)) == (LeaseStatus.NOTICED, LeaseStatus.ACTIVE)
+
+
 def test_a_reservation_that_is_over_before_a_notice_for_it_has_ended_spares_the_lease() -> None:
     bench = office(gpus=1)
     lease = busy(bench, BEN)
