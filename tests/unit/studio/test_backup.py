@@ -175,6 +175,11 @@ def test_a_backup_never_takes_the_place_of_a_file(world: World) -> None:
     with pytest.raises(JournalError, match=r"could not be written \(No space left on device\)"):
         backup.write_backup(world.place.home, world.root / "full.tar", full, made_at="now")
     assert sorted(os.listdir(world.root)) == before
+    with contextlib.closing(sqlite3.connect(world.studio / "sessions.db")) as db:
+        db.executescript("UPDATE record SET session = 's-x'")
+    with world.place.open() as journal, pytest.raises(JournalError, match="is not what was written"):
+        backup.write_backup(world.place.home, world.root / "useless.tar", journal.backup, made_at="now")
+    assert sorted(os.listdir(world.root)) == before, "one that could not be restored is none"
 
 
 def test_a_file_that_is_cut_off_or_changed_is_refused_and_nothing_is_moved(

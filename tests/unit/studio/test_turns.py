@@ -77,6 +77,27 @@ def test_slow_work_of_a_whole_tenant_keeps_no_other_waiting() -> None:
     asyncio.run(play())
 
 
+def test_a_request_that_is_given_up_while_it_waits_keeps_no_place() -> None:
+    """A browser that has closed its page must not cost its person a place for good."""
+
+    async def play() -> None:
+        turn, work = Turns(OfficeWatch(lambda: None), person=2, tenant=1), Slow()
+        late = asyncio.create_task(turn.run("ana", "physics", work, FOREVER_S))
+        await begun(work, 1)
+        for _ in range(3):
+            waiting = asyncio.create_task(turn.run("ana", "physics", lambda: "never", FOREVER_S))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        work.may_end.set()
+        assert await late == "late"
+        assert not turn._lines
+        assert await turn.run("ana", "physics", lambda: "quick", FOREVER_S) == "quick"
+
+    asyncio.run(play())
+
+
 def test_work_is_broken_off_at_its_limit_and_what_had_not_begun_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """What had begun goes on and keeps its place until it is done."""
     monkeypatch.setattr(turns, "STEP_S", 0.001)
