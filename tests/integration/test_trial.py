@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -16,8 +19,9 @@ from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.lease_limits import PIDS_MAX
 from sublet.node.sandbox import trial
 from sublet.wire.caps import LeaseCaps
-from sublet.wire.zygote import python_argv
-from tests.traces import plain_env
+from sublet.wire.cards import GuestTrial
+from sublet.wire.codec import dumps
+from tests.traces import plain_env, until
 
 CARD: Final = "GPU-00000000-0000-0000-0000-000000000001"
 STAYS: Final = "import os, sys; print('there', os.getuid(), sys.argv[1:], flush=True); sys.stdin.read()"
@@ -25,75 +29,102 @@ PROCESSES: Final = {
     "local": PIDS_MAX,
     "tenant": LeaseCaps().processes_per_core * LeaseCaps().cores_per_gpu,
 }
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="others may not make control groups everywhere")
-
-
-def begun(profile: str, code: str = STAYS, *, parent: int = 0) -> subprocess.Popen[bytes]:
-    """The trial of a guest that may use a card whose device file is /dev/null."""
-    words = (trial.GUEST, profile, str(parent or os.getpid()), CARD, "null", code, "a word")
-    argv: tuple[str, ...] = (sys.executable, "-c", ALWAYS_THERE, *words)
-    if profile == "local":
-        argv = python_argv(sys.executable, trial.__name__, *words, options=("-I", "-S"))
-    pipe = subprocess.PIPE
-    return subprocess.Popen(argv, env=plain_env(), stdin=pipe, stdout=pipe)
-
-
-ALWAYS_THERE: Final = """
+STARTS: Final = """
 import sys
 from sublet.node.sandbox import trial
 trial.Walls.nodes = lambda walls, tenancy: ("/dev/null",)
 trial.main(sys.argv[1:])
 """
-"""What only a machine with cards has among its device files."""
+"""The program, on a machine that has the device file of a card: it is /dev/null."""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="others may not make control groups everywhere")
 
 
-def left_of(pid: int) -> list[str]:
-    """The folders of a trial: those of its groups, and that of its lease."""
-    looks = Groups.probe("looks")
-    groups = [folder for base in looks.bases() if os.path.exists(folder := f"{base}/sublet-trial-{pid}")]
-    looks.remove()
-    return [*groups, *glob.glob(f"/tmp/sublet-trial-{pid}-*")]
+class Guest(NamedTuple):
+    """Our ends of what a guest was given."""
+
+    pid: int
+    """Of the process that started it."""
+    gives: FileIO
+    reads: FileIO
+    status: FileIO
+
+    def said(self) -> bytes:
+        return self.reads.read(4096)
+
+    def left(self) -> list[str]:
+        """The folders of its groups, and that of its lease."""
+        looks = Groups.probe("looks")
+        groups = [folder for base in looks.bases() if os.path.exists(folder := f"{base}/sublet-trial-{self.pid}")]
+        looks.remove()
+        return [*groups, *glob.glob(f"/tmp/sublet-trial-{self.pid}-*")]
+
+
+class Starter:
+    """The program that starts guests."""
+
+    def __init__(self, asks: socket.socket, program: subprocess.Popen[bytes]) -> None:
+        self.asks = asks
+        self.program = program
+        self._children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
+
+    @contextlib.contextmanager
+    def guest(self, profile: str, code: str = STAYS) -> Iterator[Guest]:
+        before = self._children.read_text().split()
+        ours, theirs = zip(os.pipe()[::-1], os.pipe(), os.pipe(), strict=True)
+        asked = GuestTrial(profile=profile, card=CARD, nodes=("null",), code=code, words=("a word",))
+        socket.send_fds(self.asks, [dumps(asked)], theirs)
+        for fd in theirs:
+            os.close(fd)
+        until("a process that starts it", lambda: {*self._children.read_text().split()} - {*before})
+        (pid,) = {*self._children.read_text().split()} - {*before}
+        with FileIO(ours[0], "w") as gives, FileIO(ours[1]) as reads, FileIO(ours[2]) as status:
+            yield Guest(int(pid), gives, reads, status)
+
+
+@pytest.fixture
+def starter() -> Iterator[Starter]:
+    asks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = (sys.executable, "-c", STARTS, trial.SERVE)
+    with subprocess.Popen(argv, env=plain_env(), stdin=theirs.fileno(), stdout=subprocess.PIPE) as program:
+        theirs.close()
+        assert program.stdout is not None
+        assert program.stdout.read(1) == trial.READY
+        with asks:
+            yield Starter(asks, program)
+        assert program.wait() == 0, "nobody asks any more"
 
 
 @pytest.mark.parametrize("profile", ["local", "tenant"])
-def test_a_guest_that_is_tried_is_limited_as_one_of_a_lease(profile: str) -> None:
+def test_a_guest_that_is_tried_is_limited_as_one_of_a_lease(starter: Starter, profile: str) -> None:
     """That of tenant local ran outside of any group, where a limit that is too low for a driver was not met."""
-    with begun(profile) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
+    with starter.guest(profile) as guest:
         user = 0 if profile == "local" else trial.UNPRIVILEGED
-        assert program.stdout.readline().decode() == f"there {user} ['a word']\n"
-        there = left_of(program.pid)
-        limits = {int(path.read_text()) for folder in there for path in Path(folder).glob("*/pids.max")}
-        (group,) = Groups.probe(f"trial-{program.pid}").leases()
+        assert guest.said().decode() == f"there {user} ['a word']\n"
+        limits = {int(path.read_text()) for folder in guest.left() for path in Path(folder).glob("*/pids.max")}
+        (group,) = Groups.probe(f"trial-{guest.pid}").leases()
         in_it = {Path(f"/proc/{pid}/comm").read_text() for pid in group.pids()}
-        program.stdin.close()
-        assert program.wait() == 0
-    assert PROCESSES[profile] in limits
-    assert in_it == {Path("/proc/self/comm").read_text()}
-    assert left_of(program.pid) == []
+        guest.gives.close()
+        assert guest.status.read(9) == b"0"
+        assert PROCESSES[profile] in limits
+        assert in_it == {Path("/proc/self/comm").read_text()}
+        assert guest.left() == []
 
 
 @pytest.mark.parametrize("profile", ["local", "tenant"])
-def test_a_guest_that_is_tried_ends_with_the_program_that_wanted_it(profile: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as wants:
-        wants.kill()
-        wants.wait()
-        with begun(profile, parent=wants.pid) as program:
-            assert program.wait() == 1, "it was gone already"
-    with begun(profile) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline().startswith(b"there")
-        program.send_signal(signal.SIGTERM)  # as the kernel does when its parent ends
-        assert program.wait() == 1
-    assert left_of(program.pid) == []
+def test_a_guest_that_is_tried_ends_when_nobody_wants_it_any_more(starter: Starter, profile: str) -> None:
+    with starter.guest(profile) as guest, starter.guest("local") as other:
+        assert guest.said().startswith(b"there")
+        assert other.said().startswith(b"there")
+        guest.status.close()
+        assert guest.said() == b"", "it would have stayed until its input ends"
+        until("nothing to be left", lambda: guest.left() == [])
+        other.gives.close()
+        assert other.status.read(9) == b"0", "the other one's end is its own"
 
 
-def test_the_end_of_a_guest_is_that_of_its_trial() -> None:
-    with begun("local", "import sys; print('so'); sys.exit(3)") as program:
-        assert program.communicate()[0] == b"so\n"
-        assert program.returncode == 3
-    with begun("local", "import os; os.kill(os.getpid(), 9)") as program:
-        assert program.communicate()[0] == b"it ended with signal 9\n"
-        assert program.returncode == 1
+def test_the_end_of_a_guest_is_told(starter: Starter) -> None:
+    with starter.guest("local", "import sys; print('so', flush=True); sys.exit(3)") as guest:
+        assert (guest.said(), guest.status.read(9)) == (b"so\n", b"3")
+    with starter.guest("local", "import os; os.kill(os.getpid(), 9)") as guest:
+        assert (guest.said(), guest.status.read(9)) == (b"it ended with signal 9\n", b"1")

@@ -49,6 +49,19 @@ class CardFound:
     """Bytes in use when nothing was left there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestTrial:
+    """Asks for a guest that runs some Python code, to try out what guests are offered."""
+
+    profile: str
+    card: str
+    nodes: tuple[str, ...]
+    """The card's own device files below /dev."""
+    code: str
+    words: tuple[str, ...]
+    """Its arguments."""
+
+
 UNSEEN: Final = 0
 """In the place of a pid: by processes that cannot be told apart from here."""
 

@@ -17,6 +17,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections import deque
@@ -37,7 +38,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.nvml import Library, Nvml
 from sublet.node.agent.scope import scope_prefix
 from sublet.values import MIB, TEXT_MAX
-from sublet.wire.cards import NVML, VISIBLE, CardFound, device_nodes
+from sublet.wire.cards import NVML, VISIBLE, CardFound, GuestTrial, device_nodes
 from sublet.wire.codec import dumps, loads
 from sublet.wire.zygote import finds_packages, python_argv, run_here
 
@@ -55,6 +56,8 @@ REHEARSAL_S: Final = 90.0
 AT_ONCE: Final = 4
 _CLEAN_AGAIN_S: Final = 0.2
 _PR_SET_PDEATHSIG: Final = 1
+PROHIBITED: Final = 2
+"""The compute mode in which no process may use a card."""
 ONE_PROCESS: Final = frozenset((1, 3))
 """Compute modes (exclusive thread, exclusive process) in which a second process is refused."""
 
@@ -128,6 +131,12 @@ def rehearse(
             found = replace(
                 found, compute_mode=mode, persistence=persistence, draws=draws, others=others, unseen=unseen
             )
+            if mode == PROHIBITED:
+                raise GpuError(
+                    "its compute mode is PROHIBITED: to every program it is busy or unavailable",
+                    call="open",
+                    do="Allow programs (`nvidia-smi -c DEFAULT` as root), then start the office again.",
+                )
             did("NVML")
             cuda = driver()
             found = replace(found, cuda=int(cuda("open", "cuDriverGetVersion")))
@@ -196,7 +205,7 @@ class _GuestResult:
     took_ns: int
 
 
-def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
+def rehearse_as_lent(card: str, nodes: Sequence[str] = (), starter: GuestStarter | None = None) -> Rehearsal:
     """All that happens with a card that is lent. The cleaning comes first, on a card that is at rest: after guests it
     would wait until what they had there is gone. ``nodes``: the card's own device files."""
     os.environ.pop(VISIBLE, None)  # a supervisor has none, and guests are given theirs
@@ -218,6 +227,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
         do = "What cleans a card runs in the supervisor: it must find there what the office finds (`sublet doctor`)."
         return replace(found, failed=f"it could not be cleaned as after a lease: {why}", do=do)
     found = _with_step(found, "cleaning", took_ns)
+    starter = starter or GuestStarter()
     wait_s = 0.0 if found.others else LINGERS_S
     pids = set[int]()
 
@@ -229,7 +239,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
             nvml.close()
 
     try:
-        guest = _guest(card, "local", nodes, wait_s, watch)
+        guest = _guest(starter, card, "local", nodes, wait_s, watch)
     except SubletError as error:
         return replace(found, failed=error.message, do=error.do or "")
     if guest.failed is not None and guest.is_taken and found.others:
@@ -240,7 +250,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = ()) -> Rehearsal:
     found = replace(_with_step(found, "guest", guest.took_ns), shows_pids=bool(pids))
     if not device_nodes([nodes]):
         return replace(found, walled=NO_NODES)
-    guest = _guest(card, "tenant", nodes, wait_s)
+    guest = _guest(starter, card, "tenant", nodes, wait_s)
     if guest.is_taken and found.others:
         return found
     if guest.failed is not None:
@@ -277,45 +287,72 @@ def _cleaned(card: str) -> tuple[CardFound, int]:
     return cleaned, time.monotonic_ns() - began_ns
 
 
+class GuestStarter:
+    """The program that starts guests, for this process and its forks. It is begun like a supervisor, and ends when all
+    of them have."""
+
+    def __init__(self) -> None:
+        argv = python_argv(sys.executable, TRIAL, "--serve", options=("-I", "-S"))
+        scope = scope_prefix(os.environ)
+        if scope:
+            ready, says = os.pipe()
+            self._begin([*scope, *argv], says)
+            os.close(says)
+            with os.fdopen(ready, "rb") as file:
+                if file.read(1):
+                    return  # else there was no scope to be had
+        null = os.open(os.devnull, os.O_WRONLY)
+        self._begin(argv, null)
+        os.close(null)
+
+    def _begin(self, argv: Sequence[str], out: int) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        streams = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, out, 1)]
+        os.posix_spawn(argv[0], list(argv), os.environ, file_actions=streams)
+        theirs.close()
+
+    def run(self, asked: GuestTrial, watch: Callable[[int], None] | None) -> tuple[int, str]:
+        """The exit status of a guest, and what it said last. ``watch`` is told its pid while it has memory there."""
+        (their_in, our_in), (our_out, their_out), (told, tells) = os.pipe(), os.pipe(), os.pipe()
+        refused = b""
+        try:
+            socket.send_fds(self._socket, [dumps(asked)], [their_in, their_out, tells])
+        except OSError:
+            refused = b"the program that starts guests has ended"
+        for fd in (their_in, their_out, tells):
+            os.close(fd)
+        with os.fdopen(our_out, "rb") as file, os.fdopen(told, "rb") as status:
+            try:
+                said = file.readline()
+                if said.startswith(THERE) and watch is not None:
+                    watch(int(said.removeprefix(THERE)))
+            finally:
+                os.close(our_in)
+            said += file.read() or refused
+            return int(status.read() or 1), said.decode(errors="replace").strip()
+
+
 def _guest(
-    card: str, profile: str, nodes: Sequence[str], wait_s: float, watch: Callable[[int], None] | None = None
+    starter: GuestStarter,
+    card: str,
+    profile: str,
+    nodes: Sequence[str],
+    wait_s: float,
+    watch: Callable[[int], None] | None = None,
 ) -> _GuestResult:
-    """A guest of this profile with this card, which is begun like a supervisor's. ``wait_s``: for so long others may
-    still have the card. ``watch`` is told its pid while it has memory there."""
+    """A guest of this profile with this card. ``wait_s``: for so long others may still have the card."""
     began_ns = time.monotonic_ns()
-    words = (card, ",".join(nodes), GUEST, uuid_digits(card), str(PIECE), str(PATTERN), str(wait_s))
-    argv = python_argv(sys.executable, TRIAL, "--guest", profile, str(os.getpid()), *words, options=("-I", "-S"))
-    scope = scope_prefix(os.environ)
-    status, said = _run_to_end([*scope, *argv], watch)
-    if scope and status and not said:  # perhaps it was never begun: no scope to be had
-        status, said = _run_to_end(argv, watch)
-    failed, is_taken = None, False
+    words = (uuid_digits(card), str(PIECE), str(PATTERN), str(wait_s))
+    asked = GuestTrial(profile=profile, card=card, nodes=tuple(nodes), code=GUEST, words=words)
+    status, said = starter.run(asked, watch)
+    failed: SubletError | None = None
     if status == _DRIVERS_ERROR:
         name, code, in_words = said.split(" ", 2)
         failed = driver_error(name, int(code), code, in_words)
-        is_taken = isinstance(failed, OutOfMemory | DeviceTaken)
     elif status:
         failed = GpuError(said or f"it ended with {_exit_in_words(status)}", call="guest", do=_DO_LOOK)
+    is_taken = isinstance(failed, OutOfMemory | DeviceTaken)
     return _GuestResult(failed=failed, is_taken=is_taken, took_ns=time.monotonic_ns() - began_ns)
-
-
-def _run_to_end(argv: Sequence[str], watch: Callable[[int], None] | None) -> tuple[int, str]:
-    """The exit status of a program, and what it said last."""
-    (their_in, our_in), (our_out, their_out) = os.pipe(), os.pipe()
-    streams = [(os.POSIX_SPAWN_DUP2, their_in, 0), (os.POSIX_SPAWN_DUP2, their_out, 1)]
-    pid = os.posix_spawn(argv[0], list(argv), os.environ, file_actions=streams)
-    os.close(their_in)
-    os.close(their_out)
-    with os.fdopen(our_out, "rb") as file:
-        try:
-            said = file.readline()
-            if said.startswith(THERE) and watch is not None:
-                watch(int(said.removeprefix(THERE)))
-        finally:
-            os.close(our_in)
-            said += file.read()
-            _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), said.decode(errors="replace").strip()
 
 
 def _read_to_end(reading: int, pid: int) -> tuple[bytes, int]:
@@ -493,7 +530,8 @@ def main(arguments: list[str]) -> int:
         argv = python_argv(sys.executable, PROGRAM, *arguments)
         os.execv(argv[0], argv)
     cards = {card: nodes for card, *nodes in (words.split(",") for words in arguments)}
-    for found in rehearse_each(list(cards), lambda card: rehearse_as_lent(card, cards[card])):
+    starter = GuestStarter()
+    for found in rehearse_each(list(cards), lambda card: rehearse_as_lent(card, cards[card], starter)):
         sys.stdout.write(dumps(found).decode() + "\n")
     return 0
 

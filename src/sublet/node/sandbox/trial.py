@@ -1,11 +1,13 @@
 """Runs Python code where a guest would run: a trial of what guests are offered. The code is ours.
 
-    python -m sublet.node.sandbox.trial --guest local 4711 GPU-1b4e28ba-… nvidia0 "print('inside')"
+    python -m sublet.node.sandbox.trial --serve
     python -m sublet.node.sandbox.trial GPU-1b4e28ba-… nvidia0 "print('inside')"
 
-The first starts a guest of profile ``local`` or ``tenant`` as a supervisor does: a lease of one card, which has these
-device files of its own, a control group with the limits of such a lease, and for ``tenant`` the walls. It waits for the
-guest's end, or ends it when the process that started this one (4711) is gone, and leaves nothing.
+The first is asked for guests by its standard input, a socket of packets, until the other end is closed. A request is
+JSON (``GuestTrial``), with three descriptors: standard input and output of the guest, and a pipe for its exit status. A
+guest is started as a supervisor does it: a lease of one card, which has these device files of its own, a control group
+with the limits of such a lease, and for profile ``tenant`` the walls. It is ended when the other end of that pipe
+is closed. Nothing of it is left.
 
 The second becomes a guest behind the walls of a tenant, for who suspends it: what is suspended can only be killed, so
 nothing is made that would be left then.
@@ -13,16 +15,17 @@ nothing is made that would be left then.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from sublet.errors import Unsupported
-from sublet.node.prctl import ParentGone, set_pdeathsig
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import enter_child_group
 from sublet.node.processes.group import ControlGroup
@@ -36,11 +39,12 @@ from sublet.node.sandbox.plan import Ids, SandboxPolicy
 from sublet.node.sandbox.walls import SandboxRoom, Walls
 from sublet.values import NS_PER_S, Epoch, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
-from sublet.wire.cards import card_environment
+from sublet.wire.cards import VISIBLE, GuestTrial, card_environment
+from sublet.wire.codec import loads
 from sublet.wire.guests import GuestSpec, Profile
 from sublet.wire.orders import Part
 
-GUEST: Final = "--guest"
+SERVE: Final = "--serve"
 UNPRIVILEGED: Final = 65_534
 HOME: Final = "/tmp/trial"
 NOWHERE: Final = "/tmp/trial-office"
@@ -50,6 +54,8 @@ PYTHONPATH: Final = "PYTHONPATH"
 ANYTHING_LESS: Final = frozenset(part.value for part in SandboxPart)
 """Whether guests may do without a part is decided where they are started; one that may not is refused there."""
 LASTS_NS: Final = 3600 * NS_PER_S
+READY: Final = b"!"
+REQUEST_MAX: Final = 64 * 1024
 GONE_S: Final = 5.0
 """What the guest has started is gone after so long, or a driver keeps it."""
 LOOK_S: Final = 0.01
@@ -69,8 +75,8 @@ class _TrialLease(LeaseRuntime):
         return HOME, ""
 
 
-class _Ended(Exception):
-    """The process that wanted the trial is gone."""
+class _Unwanted(Exception):
+    """The process that wanted the guest is gone."""
 
 
 def _lease(made: type[LeaseRuntime], card: str, tenant: TenantId, now_ns: int = 0) -> LeaseRuntime:
@@ -97,25 +103,23 @@ def _walled(lease: LeaseRuntime, nodes: Sequence[str], runtime: str, spec: Guest
 # ---- a guest, as a supervisor starts it ----
 
 
-def run_guest(profile: Profile, parent: int, card: str, nodes: Sequence[str], code: str, words: Sequence[str]) -> int:
-    """The exit status of the code in such a guest. Where it could not be started, or was ended, it says why on its
-    standard output, and the status is 1."""
-    signal.signal(signal.SIGTERM, _end)
-    set_pdeathsig(signal.SIGTERM, parent)
-    enter_child_group()  # as a supervisor that was given a group
+def run_guest(asked: GuestTrial, wanted: int) -> int:
+    """The exit status of the code in such a guest. Where it could not be started, or was killed, the reason is on its
+    standard output, and the status is 1. ``wanted``: a pipe whose other end is open as long as the guest is wanted."""
+    card, is_local = asked.card, asked.profile == Profile.LOCAL
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    lease = _lease(LeaseRuntime, card, OWNER if profile is Profile.LOCAL else TENANT, now_ns)
+    lease = _lease(LeaseRuntime, card, OWNER if is_local else TENANT, now_ns)
     groups = Groups.probe(f"trial-{os.getpid()}")
     folder = f"/tmp/sublet-trial-{os.getpid()}-{os.urandom(8).hex()}"
     os.mkdir(folder, 0o700)
     try:
         limits = limits_for(lease.parts, LeaseCaps(), tenant=lease.tenant)
         lease.open(folder, groups, now_ns, lambda count: choose(count, os.sched_getaffinity(0), ()), limits)
-        if profile is Profile.LOCAL:
+        if is_local:
             room = SandboxRoom(env=dict(os.environ), cwd="/", enter=lambda parent: parent, ids=None)
         else:
             spec = GuestSpec(argv=(sys.executable,), python=sys.executable)
-            room = _walled(lease, nodes, folder, spec, counted=groups.has("pids"))
+            room = _walled(lease, asked.nodes, folder, spec, counted=groups.has("pids"))
         group = groups.group(lease.lease, GuestId("guest"))
         if group is not None:
             group.create()
@@ -126,12 +130,12 @@ def run_guest(profile: Profile, parent: int, card: str, nodes: Sequence[str], co
             enter=room.enter,
             cwd=room.cwd,
             umask=0o022,
-            argv=(sys.executable, "-I", "-S", "-c", code, *words),
+            argv=(sys.executable, "-I", "-S", "-c", asked.code, *asked.words),
             env={**room.env, **card_environment({card: 1}, room.env), **lease.environment()},
         )
-        return _run_to_end(plan, group)
-    except Unsupported as error:
-        sys.stdout.write(f"{error.message}\n")
+        return _run_to_end(plan, group, wanted)
+    except (OSError, Unsupported) as error:
+        sys.stdout.write(f"{error.message if isinstance(error, Unsupported) else error}\n")
         return 1
     finally:
         lease.close(remove_tree, ControlGroup.remove)
@@ -139,23 +143,26 @@ def run_guest(profile: Profile, parent: int, card: str, nodes: Sequence[str], co
         remove_tree(folder)
 
 
-def _end(*_: object) -> NoReturn:
-    raise _Ended
+def _await(readable: int, wanted: int) -> None:
+    """Raises ``_Unwanted`` if the guest is wanted no more."""
+    poll = select.poll()
+    poll.register(readable, select.POLLIN)
+    poll.register(wanted, 0)  # that its other end was closed is told in any case
+    if any(fd == wanted for fd, _ in poll.poll()):
+        raise _Unwanted
 
 
-def _run_to_end(plan: SpawnPlan, group: ControlGroup | None) -> int:
+def _run_to_end(plan: SpawnPlan, group: ControlGroup | None, wanted: int) -> int:
     child = spawn(plan)
     is_reaped = False
     try:
         child.let_run()
-        poll = select.poll()
-        poll.register(child.failure)
-        poll.poll()  # until it runs, or could not
+        _await(child.failure, wanted)  # until it runs, or could not
         failure = read_failure(child.failure, "it")
+        _await(child.pidfd, wanted)
         _, status = os.waitpid(child.pid, 0)
         is_reaped = True
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is done to its end
         if group is not None:
             group.kill()
         if not is_reaped:
@@ -171,18 +178,48 @@ def _run_to_end(plan: SpawnPlan, group: ControlGroup | None) -> int:
     return code
 
 
+def serve(asked: socket.socket) -> None:
+    """Start a guest for each request, in a fork of its own."""
+    os.environ.pop(VISIBLE, None)  # a supervisor has none
+    enter_child_group()  # as a supervisor that was given a group
+    os.write(1, READY)
+    while True:
+        text, fds, _, _ = socket.recv_fds(asked, REQUEST_MAX, 3)
+        if not text:
+            return
+        if not os.fork():
+            _answer(text, fds)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # one that has told its status
+
+
+def _answer(text: bytes, fds: Sequence[int]) -> NoReturn:
+    try:
+        taken, given, tells = fds
+        os.dup2(taken, 0)
+        os.dup2(given, 1)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        status = run_guest(loads(GuestTrial, text), tells)
+        sys.stdout.flush()
+        os.write(tells, str(status).encode())
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
 # ---- the program ----
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """The program. Where such a guest could not be started, it says why, and its status is 1."""
-    if arguments[0] == GUEST:
-        _, profile, parent, card, nodes, code, *words = arguments
-        try:
-            status = run_guest(Profile(profile), int(parent), card, nodes.split(","), code, words)
-        except (_Ended, ParentGone):
-            status = 1
-        sys.exit(status)
+    if arguments[0] == SERVE:
+        with socket.socket(fileno=0) as asked:
+            serve(asked)
+        sys.exit(0)
     card, nodes, code, *words = arguments
     lease = _lease(_TrialLease, card, TENANT)
     lease.folder = HOME
