@@ -91,7 +91,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/state/replicated/test_folder.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/training tests/integration/test_training.py tests/integration/test_trainer_kills.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/notebook/test_kinds.py \
-		tests/integration/test_demo.py
+		tests/integration/test_demo.py tests/integration/test_course.py
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
 	@SUBLET_ORDINARY_ROUNDS=100 $(PY) -m pytest --timeout 3600 tests/integration/test_ordinary_users.py

@@ -16,6 +16,7 @@ import os
 import resource
 import select
 import selectors
+import shlex
 import socket
 import subprocess
 import sys
@@ -40,6 +41,7 @@ __all__ = [
     "Ended",
     "Process",
     "anew",
+    "command_file",
     "fork_for_all",
     "fork_offices",
     "fork_where",
@@ -96,6 +98,29 @@ def run_sublet(
 ) -> Ended:
     """Run ``sublet WORDS`` to its end. ``umask``: another than ours; ``given``: what it can read."""
     return _run_to_end([sys.executable, "-m", "sublet", *words], env, cwd, umask, given, timeout)
+
+
+def command_file(path: Path, env: Mapping[str, str]) -> None:
+    """Make a program of this name that is `sublet`, for the scripts of a test: it has what it is told forked, where an
+    environment like this one allows that, and ends as the fork does."""
+    words = [sys.executable, "-m", "sublet"]
+    if _order(words, env) is None:
+        text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    else:
+        server = _servers_of(env).commands
+        text = _COMMAND.format(python=sys.executable, root=str(ROOT), words=words, server=server)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+_COMMAND: Final = """#!{python} -IS
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.forked import fork, order_for
+order = order_for([*{words!r}, *sys.argv[1:]], os.environ, os.getcwd())
+status = fork({server!r}, order, (0, 1, 2)).wait()
+sys.exit(status if status >= 0 else 128 - status)
+"""
 
 
 def run_program(text: str, *words: str, env: Mapping[str, str], timeout: float = 200.0) -> Ended:

@@ -1,6 +1,7 @@
 """The tutorial ``docs/course.md``, followed word by word on a fresh state folder: what it runs, says and shows.
 
-Only places are others: the folder of the sockets, the port of the studio, and a host device of a stated size.
+Only places are others: the folder of the sockets, the port of the studio, and a host device of a stated size; and the
+planner's course has fewer students, unless ``SUBLET_CRASH_ALL`` is set.
 JupyterLab is left out; the student's cells run in an IPython of that user's own.
 """
 
@@ -25,6 +26,7 @@ import pytest
 
 from sublet.client.home import runtime_dir
 from sublet.wire.zygote import TENANT_WARM_VARIABLE
+from tests.commands import Process, command_file, run_sublet, start_sublet
 from tests.integration.test_docs import FENCED
 from tests.light_jupyter import light_environment
 from tests.security.other_users import ROOT, User, closed_folder
@@ -37,9 +39,8 @@ pytestmark = [
 ]
 PAGE: Final = (ROOT / "docs" / "course.md").read_text()
 PATIENCE_S: Final = 120.0
-COMMANDS: Final = """#!/bin/sh
-exec {python} -m sublet "$@"
-"""
+STUDENTS: Final = "120" if os.environ.get("SUBLET_CRASH_ALL") else "30"
+"""Of the course that the planner plays, which has 120 on the page."""
 
 
 class Afternoon:
@@ -48,10 +49,8 @@ class Afternoon:
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.home, self.port = folder, (folder / "state").resolve(), port
         self.said = ""
-        self.studio: subprocess.Popen[bytes] | None = None
+        self.studio: Process | None = None
         (folder / "bin").mkdir()
-        (folder / "bin" / "sublet").write_text(COMMANDS.format(python=sys.executable))
-        (folder / "bin" / "sublet").chmod(0o755)
         (folder / "root").mkdir()
         self.env = plain_env() | {
             "SUBLET_HOME": str(self.home),
@@ -60,11 +59,13 @@ class Afternoon:
             "PYTHONPATH": str(ROOT / "src"),
             TENANT_WARM_VARIABLE: "no",
         }
+        command_file(folder / "bin" / "sublet", self.env)
         light = light_environment(folder / "light", str(ROOT), str(ROOT / "src"))
         self.student = User(2001, folder / "ana", "", env=light)
 
     def here(self, text: str) -> str:
         """With the places of this machine."""
+        text = text.replace("--course 120", f"--course {STUDENTS}")
         text = text.replace("sublet up --shared", f"sublet up --shared {self.folder}/shared --host-gpus 1x2GiB")
         address = f"127.0.0.1:{self.port}"
         text = text.replace("enrol course.csv", f"enrol course.csv --url http://{address}")
@@ -86,9 +87,10 @@ class Afternoon:
     def serve(self, command: str) -> None:
         """In the second terminal."""
         log = self.folder / "studio"
-        words = [*self.here(command).split(), "--listen", f"127.0.0.1:{self.port}"]
+        sublet, *words = self.here(command).split()
+        assert sublet == "sublet"
         with log.open("wb") as said:
-            self.studio = subprocess.Popen(words, env=self.env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            self.studio = start_sublet(*words, "--listen", f"127.0.0.1:{self.port}", env=self.env, said=said)
         until("the studio is up", lambda: "The studio is up" in log.read_text(), PATIENCE_S)
         self.said = log.read_text()
 
@@ -96,7 +98,7 @@ class Afternoon:
         if self.studio is not None:
             self.studio.send_signal(signal.SIGTERM)
             assert self.studio.wait(PATIENCE_S) == 0
-        subprocess.run(["sublet", "down", "--now"], env=self.env, capture_output=True, timeout=PATIENCE_S, check=False)
+        run_sublet("down", "--now", env=self.env, timeout=PATIENCE_S)
         end_office(runtime_dir(self.home))
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from sublet.client.home import runtime_dir
-from tests.commands import Ended, anew, fork_where, run_program, run_sublet, start_piped
+from tests.commands import Ended, anew, command_file, fork_where, run_program, run_sublet, start_piped
 from tests.crash.office_process import office_at
 from tests.traces import end_office, plain_env, supervisor_of
 
@@ -53,6 +53,26 @@ def test_a_forked_command_says_and_does_what_a_started_one_does(words: tuple[str
     forked, started = told
     assert forked == started._replace(out=started.out.replace(b"/started/", b"/forked/"))
     assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["forked", "started"])
+def test_scripts_call_a_forked_command_as_they_call_a_started_one(
+    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the script's folder and environment, with its streams and exit statuses."""
+    monkeypatch.setattr(anew, "wanted", starts)
+    env = plain_env() | {"SUBLET_HOME": str(tmp_path / "home"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command_file(tmp_path / "sublet", env)
+    (tmp_path / "data").mkdir()
+    script = (
+        "cd data; sublet config path > path; SUBLET_HOME=$PWD sublet config path; sublet no-such-command || echo $?"
+    )
+    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (tmp_path / "data" / "path").read_text().startswith(str(tmp_path / "home"))
+    path, status = done.stdout.splitlines()
+    assert path.startswith(str(tmp_path / "data"))
+    assert (done.returncode, status) == (0, "2")
+    assert "no-such" in done.stderr
 
 
 def test_a_command_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
