@@ -219,6 +219,16 @@ def test_a_zygote_that_died_is_missed_by_nobody_and_comes_back() -> None:
     assert code == 0
 
 
+def test_a_copy_that_waits_has_done_what_its_modules_do_then(tmp_path: Path) -> None:
+    body = "import os, sys\nsys.called_in = []\ndef in_standby(): sys.called_in.append(os.getpid())\n"
+    (tmp_path / "does_it.py").write_text(body)
+    (tmp_path / "fails_at_it.py").write_text("def in_standby(): raise RuntimeError\n")
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}  # a folder that changes makes it be made anew
+    said, code = play("in_standby", "fails_at_it", "does_it?", "not_there?", **env)
+    assert said == [said[0]] * 2, "once, in the guest itself and not in the zygote"
+    assert code == 0
+
+
 def test_one_copy_waits_in_advance_and_is_nobodys_guest() -> None:
     """It becomes the next guest, however large the request; where it cannot, because it was killed, the guest is forked
     as before. There is never more than one, and it ends with its zygote."""

@@ -422,6 +422,18 @@ def in_advance() -> object:
 
 
 @scene
+def in_standby(*imports: str) -> object:
+    """Modules of which one has something to do in a copy that waits, and another fails at it: where each was called."""
+    stage = Stage(*imports)
+    stage.settled()
+    zygote = stage.zygotes._running[stage.key]._child.pid
+    procs = Procs()
+    stage.until(lambda: any(one.session == zygote != one.pid for one in procs.table().children(os.getpid())))
+    done = stage.run("-c", "import os, sys; print(os.getpid(), *sys.called_in)")
+    return done["out"].split(), done["code"]
+
+
+@scene
 def orphan() -> object:
     """The keeper says who its guest is and waits to be killed. The guest ignores every signal it can."""
     stage = Stage()

@@ -48,6 +48,13 @@ def _leave_debugger_out() -> None:
 _leave_debugger_out()
 
 
+def in_standby() -> None:
+    """Called in a copy of a warm interpreter that waits to be a guest (``guest.zygote``). A kernel looks at every
+    module before its first cell: which of them came from where."""
+    for module in list(sys.modules.values()):
+        getattr(getattr(module, "__spec__", None), "origin", None)
+
+
 def make_app() -> Any:
     """The application of this process; it is not initialized."""
     app = GuestKernelApp.instance(

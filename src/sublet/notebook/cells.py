@@ -43,7 +43,7 @@ from sublet.notebook.cell_terms import (
 )
 from sublet.notebook.end_messages import RERUN, process_lost, session_ended, unnamed, what_ended
 from sublet.notebook.environment import CellEnvironment
-from sublet.notebook.guest_side import be_plain
+from sublet.notebook.guest_side import be_plain, look_around
 from sublet.notebook.import_hook import PreImports
 from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import TASK, THREAD, in_use
@@ -455,6 +455,7 @@ class Cells:
         line = self._line = KernelLine(kernel.channels)
         if self._front.is_terminal:
             kernel.call(be_plain)
+        kernel.begin(look_around)  # nothing waits for the answer
         if volume is not None and volume.said:
             show_line(self.shell, volume.said)
             volume.said = ""

@@ -70,6 +70,13 @@ _surroundings: CellEnvironment | None = None
 _additions: Additions | None = None
 
 
+def look_around() -> None:
+    """Look at everything here for the first time. Called as soon as there is a kernel, so that the first cell does not
+    wait for it."""
+    seen()
+    surroundings_here()
+
+
 def place(
     parcels: list[Parcel],
     gone: tuple[str, ...],

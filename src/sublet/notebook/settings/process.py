@@ -463,7 +463,8 @@ class _Reloaded:
             self._others[name] = spec
             if name.startswith("sublet.") or spec is None or not isinstance(origin, str) or not origin.endswith(".py"):
                 continue
-            if not self._installed(os.path.dirname(origin)) and name != MAIN:
+            is_installed = self._installed(origin) or self._installed(os.path.dirname(origin))
+            if not is_installed and name != MAIN:
                 self._specs[name] = spec, 0
                 del self._others[name]
 
