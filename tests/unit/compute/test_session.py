@@ -265,6 +265,9 @@ def test_what_the_session_sees_itself_is_refused_at_the_call(pair: SessionPair) 
             (lambda: gpu.mem_read(x, 0, 9), InvalidRequest, "not within"),
             (lambda: gpu.mem_read_into(x, 0, bytes(4)), InvalidRequest, "cannot be written"),
             (lambda: gpu.mem_fill(x, 0, 8, 256), InvalidRequest, "no byte"),
+            (lambda: gpu.mem_fill(x, 1, 8, 0), InvalidRequest, "not within"),
+            (lambda: gpu.mem_copy(x, 0, x, 4, 8), InvalidRequest, "not within"),
+            (lambda: gpu.mem_copy(x, 4, x, 0, 8), InvalidRequest, "not within"),
             (lambda: gpu.mem_free(gone), NotFound, "buffer 2 was freed before"),
             (lambda: gpu.mem_read(gone), NotFound, "freed before"),
             (lambda: gpu.mem_free(foreign), NotFound, "belongs to another session"),
@@ -278,6 +281,17 @@ def test_what_the_session_sees_itself_is_refused_at_the_call(pair: SessionPair) 
                 call()
         gpu.sync()
         assert gpu.mem_read(x) == bytes(8)
+
+
+def test_of_ever_new_launches_only_so_many_are_remembered(pair: SessionPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they have in common is, so that launching again is quick."""
+    monkeypatch.setattr("sublet.compute.session.SHAPES_KEPT", 2)
+    with pair.session() as gpu:
+        module, x = gpu.module_load(WARP_KERNELS), gpu.mem_alloc(40)
+        for block in range(1, 6):
+            gpu.launch(module, "step", 1, block, [x, u32(10), u32(1)])
+            assert 1 <= len(gpu._shapes) <= 2
+        gpu.sync()
 
 
 def test_an_error_comes_with_the_next_call_that_waits_and_names_the_launch(pair: SessionPair) -> None:
