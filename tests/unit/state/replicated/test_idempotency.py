@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch
+from sublet.errors import CheckpointFailed, IdempotencyConflict, InvalidRequest, StaleEpoch
 from sublet.replicated import Completed, Conflict, MemoryReplica, New, Pending, ReplicaGroup, ReplicatedIdempotencyStore
+from sublet.state.replicated import idempotency
 from sublet.state.replicated.ballot import Garbled
 from sublet.state.replicated.idempotency_record import Book, KeyRecord
 from sublet.values import NS_PER_S, Epoch
@@ -68,6 +69,28 @@ def test_reserve_do_complete(stage: Stage) -> None:
         one.complete("job/1", "f", "done otherwise")
     with pytest.raises(IdempotencyConflict):
         one.complete("job/1", "g")
+
+
+def test_a_store_that_is_full_says_so_before_a_replica_does_and_has_room_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told what to do, and that nothing was reserved."""
+    monkeypatch.setattr(idempotency, "VALUE_MAX", 1024 + 300)
+    store = stage.program(E1, "l1")
+    store._shard = lambda key: 0  # type: ignore[method-assign]
+    keys = [f"job/{step}" for step in range(50)]
+
+    def fill() -> None:
+        for step, key in enumerate(keys):
+            store.reserve(key, "f", step=step)
+            store.complete(key, "f")
+
+    with pytest.raises(CheckpointFailed, match="is full") as told:
+        fill()
+    assert told.value.reason == "not_saved"
+    assert store.peek(keys[-1]) is None
+    store.expire(below=50)
+    assert store.reserve(keys[-1], "f", step=50) == New(keys[-1])
 
 
 def test_whoever_has_it_may_reserve_again(stage: Stage) -> None:
