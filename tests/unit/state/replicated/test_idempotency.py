@@ -93,6 +93,19 @@ def test_a_store_that_is_full_says_so_before_a_replica_does_and_has_room_again(
     assert store.reserve(keys[-1], "f", step=50) == New(keys[-1])
 
 
+def test_an_office_that_adopts_a_store_has_all_of_it(stage: Stage) -> None:
+    """The keys are spread over several registers."""
+    one, two = stage.program(E1, "l1"), stage.program(E2, "l2", office="b")
+    of_each = {one._shard(key): key for key in map(str, range(100))}
+    assert len(of_each) == idempotency.SHARDS
+    for key in of_each.values():
+        one.reserve(key, "f")
+    stage.ended.add("l1")
+    two.adopt()
+    for key in of_each.values():
+        assert two.reserve(key, "f") == New(key, took_over=True)
+
+
 def test_whoever_has_it_may_reserve_again(stage: Stage) -> None:
     """A retry is not a stranger; another program under the same lease is."""
     one, two = stage.program(E1, "l1"), stage.program(E1, "l1")
