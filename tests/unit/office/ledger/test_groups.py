@@ -82,6 +82,35 @@ def test_what_was_used_does_not_depend_on_when_it_is_asked(seed: int) -> None:
     assert asked.used_at(later, decay) == silent.used_at(later, decay)
 
 
+@pytest.mark.parametrize("groups", [True, False], ids=["groups", "tenants"])
+def test_of_two_devices_that_come_free_at_once_each_gets_one(groups: bool) -> None:
+    """Who got the first goes behind the others for the second, though it waited there before them."""
+    bench = Bench(gpus=2)
+    if groups:
+        for name, tenant in (("course", ANN), ("lab", BEN)):
+            bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId(name))))
+            bench.do(cmd.SetTenant(tenant=tenant, group=GroupId(name)))
+    both = bench.granted(gpu(count=2), tenant=LOCAL)
+    first, second = bench.queued(tenant=ANN), bench.queued(tenant=ANN)
+    other = bench.queued(tenant=BEN)
+    bench.release(both)
+    assert [lease.status for lease in (first, second, other)] == [
+        LeaseStatus.GRANTED,
+        LeaseStatus.QUEUED,
+        LeaseStatus.GRANTED,
+    ]
+
+
+def test_nobody_yields_to_a_request_of_its_own() -> None:
+    """It would give its device back and wait for it again."""
+    bench = Bench()
+    lease = bench.granted(tenant=ANN)
+    bench.queued(tenant=ANN)
+    assert not queue_order.others_wait_for(bench.state, lease, bench.now.ns, bench.policy)
+    bench.queued(tenant=BEN)
+    assert queue_order.others_wait_for(bench.state, lease, bench.now.ns, bench.policy)
+
+
 def test_an_instant_before_the_last_one_takes_nothing_away() -> None:
     """A clock that another office hands on may stand a little behind: what was used stays used."""
     decay = Decay(half_life_ns=1000)
