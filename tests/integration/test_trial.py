@@ -21,6 +21,7 @@ from sublet.node.sandbox import trial
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import GuestTrial
 from sublet.wire.codec import dumps
+from tests.commands import run_program
 from tests.traces import plain_env, until
 
 CARD: Final = "GPU-00000000-0000-0000-0000-000000000001"
@@ -128,3 +129,21 @@ def test_the_end_of_a_guest_is_told(starter: Starter) -> None:
         assert (guest.said(), guest.status.read(9)) == (b"so\n", b"3")
     with starter.guest("local", "import os; os.kill(os.getpid(), 9)") as guest:
         assert (guest.said(), guest.status.read(9)) == (b"it ended with signal 9\n", b"1")
+
+
+BEGINS: Final = """
+import sys
+from sublet.node.agent import rehearsal
+from sublet.wire.cards import GuestTrial
+rehearsal.scope_prefix = lambda env: sys.argv[1:]
+code = "import sys; print('there 7', flush=True); sys.stdin.read()"
+asked = GuestTrial(profile="local", card="GPU-1", nodes=(), code=code, words=())
+print(rehearsal.GuestStarter().run(asked, lambda pid: print(pid)))
+"""
+
+
+@pytest.mark.parametrize("scope", [(), ("/usr/bin/env",), ("/bin/false",)], ids=["none", "a scope", "none to be had"])
+def test_what_starts_guests_is_begun_in_a_scope_where_there_is_one(scope: tuple[str, ...]) -> None:
+    """As a supervisor is: where control groups are of the second version, guests have limits only so."""
+    done = run_program(BEGINS, *scope, env=plain_env())
+    assert (done.out, done.err) == (b"7\n(0, 'there 7')\n", b"")
