@@ -430,10 +430,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeavesNothing(), "sublet-leaves-nothing")
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
-    if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
-        from tests.handing_out import HandingOut
+    if config.pluginmanager.hasplugin("xdist"):
+        from tests.handing_out import HandingOut, Reporting
 
-        config.pluginmanager.register(HandingOut(), "sublet-handing-out")
+        is_worker = hasattr(config, "workerinput")
+        config.pluginmanager.register(Reporting() if is_worker else HandingOut(), "sublet-handing-out")
     if hands_out:
         fork_for_all()
     if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):

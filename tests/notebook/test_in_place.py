@@ -402,7 +402,7 @@ def test_whatever_was_there_it_says_what_came() -> None:
     """And what it says it shares within itself just as what came does."""
     met: set[tuple[type, type]] = set()
 
-    @settings(max_examples=examples(150), deadline=None)
+    @settings(max_examples=examples(80), deadline=None)
     @given(values, values)
     def holds(old: Any, new: Any) -> None:
         met.add((type(old), type(new)))

@@ -213,7 +213,7 @@ def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
 def test_nothing_is_read_that_was_not_told() -> None:
     met: set[str] = set()
 
-    @settings(max_examples=examples(200), deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(statements(depth=3))
     def holds(lines: list[str]) -> None:
         source = "\n".join(lines)

@@ -53,9 +53,9 @@ POLICY = Policy(
 TENANTS = tuple(TenantId(name) for name in ("a", "b", "c"))
 REQUESTS = tuple(itertools.product(range(3), Tier))
 """Tenant and tier of one request."""
-GRAPHS_OF = 23
+GRAPHS_OF = 37
 """Of the graphs with floors one in so many; all of them with ``SUBLET_CRASH_ALL=1``."""
-PLAIN_GRAPHS_OF = 4
+PLAIN_GRAPHS_OF = 7
 """And of those without floors, which begin at another graph for each number of devices."""
 ROUNDS_MAX = 60
 """Nanoseconds within which everything has come to rest; each preemption takes two or three of them."""

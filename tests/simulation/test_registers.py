@@ -9,7 +9,7 @@ from tests.simulation.register_mutants import MUTANTS, Mutant, switched_on
 from tests.simulation.register_world import FAULTS
 from tests.simulation.registers import hunt, run_many, run_seed
 
-SEEDS = 150
+SEEDS = 100
 """As many as it takes until each fault was met often; `make soak` runs a million."""
 SEEDS_MAX = 2_500
 CAUGHT_AT = {"R5": 1593, "R10": 181, "R11": 73, "R20": 119, "R25": 61}

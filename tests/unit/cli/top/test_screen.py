@@ -17,6 +17,7 @@ from sublet.cli.top.rows import _by
 from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, ScreenView, keys, screen, view_after_key, whole
 from sublet.cli.top.snapshot import ENDED_SHOWN_S, EndedLease, OfficeSnapshot, apply_news, merged
 from sublet.cli.top.text import Line, StyledSpan, age, bar, cells, clipped, fit, plain, size, width_of
+from tests.examples import examples
 from tests.transcripts.top import scenes
 
 TEXT: Final = st.one_of(
@@ -121,7 +122,7 @@ def test_any_snapshot_fits_any_terminal(
         assert_harmless("".join(span.text for span in line))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(20))
 @given(SNAPSHOT, LOOK, st.integers(1, 39), st.integers(1, 12))
 def test_a_terminal_that_is_far_too_small_gets_what_fits(
     known: OfficeSnapshot, look: ScreenView, columns: int, rows: int
@@ -131,7 +132,7 @@ def test_a_terminal_that_is_far_too_small_gets_what_fits(
     assert all(sum(width_of(span.text) for span in line) <= columns for line in made.lines)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(20))
 @given(SNAPSHOT, SNAPSHOT, st.integers(40, 120), st.integers(10, 30), st.booleans())
 def test_what_is_written_makes_the_terminal_show_it(
     one: OfficeSnapshot, other: OfficeSnapshot, columns: int, rows: int, colour: bool
@@ -404,7 +405,7 @@ def test_what_is_not_read_every_time_is_kept() -> None:
     assert (kept.bill, kept.tenants, kept.at_s) == (known.bill, known.tenants, 102.0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(20))
 @given(SNAPSHOT, st.sampled_from(["place", "active", "ended", "notice", "lagged", "node", "weather"]), LEASE, PLACE)
 def test_any_news_can_be_heard(known: OfficeSnapshot, what: str, lease: dict[str, Any], place: dict[str, Any]) -> None:
     news = place if what == "place" else {"lease": lease}
