@@ -204,6 +204,7 @@ def test_only_so_many_connections_are_kept(server: Server) -> None:
     transport.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of newer interpreters, beside the server's threads
 def test_a_fork_opens_a_connection_of_its_own_and_its_parents_goes_on(server: Server) -> None:
     """Two programs on one connection would read each other's answers."""
     server.answers = [OK] * 3
