@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -28,6 +29,40 @@ class Guest:
         monkeypatch.setattr(guest_side, "_bound", BoundNames(self.names))
         monkeypatch.setattr(guest_side, "_before", guest_side._Before(frozenset(), {}))
         monkeypatch.setattr(guest_persistence, "_state", guest_persistence._State())
+
+
+class Asked:
+    """Notes how often it was taken apart."""
+
+    times = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        Asked.times += 1
+        return {"a": 1}
+
+
+def test_a_result_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see whether it is small enough to go to the notebook, and to send it."""
+    importlib.import_module("IPython")
+    monkeypatch.setattr(Asked, "times", 0)
+    guest = Guest(monkeypatch)
+    guest_side.place([], (), frozenset(), frozenset(), 7)
+    guest.names["_7"] = Asked()
+    found = guest_side.collect(room=1 << 20)
+    assert [one.names for one in found.parcels] == [("_7",)]
+    assert Asked.times == 1
+
+
+def test_what_is_changed_after_a_result_was_looked_at_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("IPython")
+    guest = Guest(monkeypatch)
+    for n in (7, 8):
+        guest_side.place([], (), frozenset(), frozenset(), n)
+        guest.names[f"_{n}"] = guest.names["one"] = [n]
+        guest_side.collect(room=1 << 20)
+        guest_side.place([], (), frozenset({"one"}), frozenset())
+        guest.names["one"].append(0)
+        assert any("one" in parcel.names for parcel in guest_side.collect().parcels)
 
 
 @pytest.mark.parametrize("value", [[1, 2], (1, 2), {"n": 1}])

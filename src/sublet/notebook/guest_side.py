@@ -18,7 +18,6 @@ from sublet.notebook import guest_persistence, on_demand
 from sublet.notebook.additions import Additions
 from sublet.notebook.counting import has_too_many
 from sublet.notebook.environment import CellEnvironment, Changes
-from sublet.notebook.home import HomeRules
 from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
@@ -27,7 +26,6 @@ from sublet.notebook.namespace import BoundNames, EncodedNames, NamesDecoder, vi
 from sublet.notebook.namespace_sync import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.sources import CellSource, compiler_flags, keep_sources, set_compiler_flags
-from sublet.state.checkpoints.object_groups import encode_roots
 
 RESULT_BYTES: Final = 1 << 20
 """A result with more is not taken along for the shell's sake alone."""
@@ -247,7 +245,8 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     changes = surroundings_here().changes()  # first, before anything that is sent can draw a number
     every = _bound.rebound(space.names)
     try:
-        found = _collected(space, set(every), only, room)
+        with space.looking():
+            found = _collected(space, set(every), only, room)
         found.surroundings = changes
         found.flags = compiler_flags()
         found.added = tuple(_additions_here().fresh())
@@ -326,7 +325,9 @@ def _small_result(space: Space, rebound: set[str]) -> set[str]:
     if not kept or not _before.number:
         return set()
     name, value = f"_{_before.number}", space.names.pop(kept[0])  # versions of IPython count differently here
-    space.names[name] = value if _is_small(value) else NotKept(_before.number)
+    space.names[name] = value
+    if not _is_small(space, name):
+        space.names[name] = NotKept(_before.number)
     _results.add(name)
     return {name}
 
@@ -335,17 +336,13 @@ def _small_unders(space: Space) -> set[str]:
     """Of ``_`` and its like those that the cell's text has bound, each as if it was a result."""
     found = {name for name in _before.unders if name in space.names}
     for name in found:
-        if not _is_small(space.names[name]):
+        if not _is_small(space, name):
             space.names[name] = NotKept(_before.number)
     return found
 
 
-def _is_small(value: object) -> bool:
-    try:
-        groups = [] if has_too_many(value) else encode_roots({"_": value}, rules=HomeRules())
-    except Unpicklable:
-        return False
-    return 0 < sum(group.encoded.nbytes for group in groups) <= RESULT_BYTES
+def _is_small(space: Space, name: str) -> bool:
+    return not has_too_many(space.names[name]) and 0 < space.nbytes_of(name) <= RESULT_BYTES
 
 
 class NotKept:

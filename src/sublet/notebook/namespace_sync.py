@@ -16,7 +16,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -190,7 +190,8 @@ def _in_one_look(method: Callable[P, T]) -> Callable[P, T]:
         finally:
             space = args[0]
             assert isinstance(space, Space)
-            space._forget_figures()
+            if not space._is_looking:
+                space._forget_figures()
 
     return in_one_look
 
@@ -218,6 +219,8 @@ class Space:
         """The rules that were found for types, for as long."""
         self._kept: Encodings | None = None
         """What was encoded, for as long; None outside of a look that says when it is over."""
+        self._is_looking = False
+        """Whether the caller says when that is (``looking``)."""
         self._still: dict[str, ContainerSnapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
         self._graphs: dict[str, Graph] = {}
@@ -268,6 +271,24 @@ class Space:
         """Of these those under which the shell keeps what cells gave and were: they travel if they are named."""
         return results(self.names, names)
 
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """No code of the program runs meanwhile, so what is encoded is used for every question."""
+        self._remember_owed()
+        self._begin_look()
+        self._is_looking = True
+        try:
+            yield
+        finally:
+            self._is_looking = False
+            self._forget_figures()
+
+    @_without_collections
+    def nbytes_of(self, name: str) -> int:
+        """Of what its value comes to when it is sent; 0 if it cannot be."""
+        groups = self._encoded({name}, HomeRules(), Outgoing(), must=False, anew={name})
+        return sum(group.encoded.nbytes for group in groups)
+
     @_without_collections
     @_in_one_look
     def outgoing(
@@ -301,7 +322,8 @@ class Space:
         no value, since it stayed here. ``used``: objects that are not sent, whatever holds them.
         """
         self._remember_owed()
-        self._begin_look()
+        if not self._is_looking:
+            self._begin_look()
         found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
         bound = frozenset(new)
@@ -741,7 +763,7 @@ class Space:
         must: bool,
         beside: Mapping[str, Any] = NOTHING,
         strict: frozenset[str] | None = None,
-        anew: frozenset[str] | None = None,
+        anew: Set[str] | None = None,
         like: Collection[tuple[str, ...]] | None = None,
     ) -> list[ObjectGroup]:
         """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``.

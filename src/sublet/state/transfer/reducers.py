@@ -68,6 +68,8 @@ class ReductionRefused(TypeError):
     """A rule says that this object cannot travel; the text says what it is."""
 
 
+RULES_KEPT: Final = 4096
+"""Classes of libraries whose rules are kept."""
 PLAIN_KINDS: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
 ARROW_PADDING_BYTES: Final = 4096
 """What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
@@ -99,6 +101,8 @@ class EncodingRules:
         self.of_kinds: dict[type, tuple[Rule | str | None, Mapping[int, tuple[str, str]]]] = {}
         """Of each type that was met its rule, or the name of that if it is a method, and its objects that modules have
         under a name. ``anew`` hands them on."""
+        self._kept: dict[type, Rule | str | None] | None = None
+        """The same of classes of libraries, for all encodings; None until it is asked for."""
         self._cells: set[int] = set()
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
         self._alike: dict[tuple[int, int], tuple[types.FunctionType, Any, Any, Any]] = {}
@@ -146,13 +150,28 @@ class EncodingRules:
     def _rule_of(self, kind: type) -> Rule | None:
         """Looked for once for all encodings of the same values: that takes longer than to ask it."""
         if kind not in self.of_kinds:
-            found: Rule | str | None = self._rule_for(kind)
-            if isinstance(found, types.MethodType) and found.__self__ is self:
-                found = found.__name__
-            self.of_kinds[kind] = found, _of_modules(kind)
+            self.of_kinds[kind] = self._found_rule(kind), _of_modules(kind)
         rule, known = self.of_kinds[kind]
         rule = getattr(self, rule) if isinstance(rule, str) else rule
         return self._unless_of_module(kind, rule, known) if known else rule
+
+    def _found_rule(self, kind: type) -> Rule | str | None:
+        """The rule for a class, or its name if it is a method. The rule for a class of a library is kept for later
+        encodings while the same libraries are loaded."""
+        home = kind.__module__
+        if type(home) is not str or home in MAINS or not _is_installed(home.partition(".")[0]):
+            return self._named_rule(kind)
+        if self._kept is None:
+            self._kept = _rules_of_libraries.setdefault((type(self), _libraries()), {})
+        if kind not in self._kept:
+            if len(self._kept) >= RULES_KEPT:  # some libraries make a class for each call
+                self._kept.clear()
+            self._kept[kind] = self._named_rule(kind)
+        return self._kept[kind]
+
+    def _named_rule(self, kind: type) -> Rule | str | None:
+        found = self._rule_for(kind)
+        return found.__name__ if isinstance(found, types.MethodType) and found.__self__ is self else found
 
     def _unless_of_module(self, kind: type, rule: Rule | None, known: Mapping[int, tuple[str, str]]) -> Rule:
         """An object that its library has under a name, such as ``matplotlib.rcParams``, is the library's own: it goes
@@ -866,6 +885,19 @@ def loaded(name: str) -> Any:
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
+def _libraries() -> tuple[bool, ...]:
+    """Which of the libraries are loaded that a rule may be for."""
+    whole = [loaded(name) is not None for name in ("numpy", "torch", "pandas")]
+    return (*whole, *map(sys.modules.__contains__, _ALSO_RULED))
+
+
+_ALSO_RULED: Final = (
+    *("torch.nn.utils.parametrize", "matplotlib.figure", "PIL.Image", "PIL.ImageDraw", "pandas._libs.internals"),
+    *("pandas.core.arrays.arrow.array", "comm.base_comm", "IPython.core.interactiveshell"),
+)
+_rules_of_libraries: Final[dict[tuple[type, tuple[bool, ...]], dict[type, Rule | str | None]]] = {}
+
+
 def behind(proxy: Any) -> Any:
     """The mapping that a mapping proxy shows; it is not said otherwise."""
     asked = _Behind()
@@ -923,25 +955,27 @@ def _of_modules(kind: type) -> Mapping[int, tuple[str, str]]:
     home = kind.__module__
     if type(home) is not str or home in MAINS or home == "builtins" or not _is_installed(home.partition(".")[0]):
         return _NONE
-    parts = home.split(".")
-    modules = [sys.modules.get(".".join(parts[:n])) for n in range(len(parts), 0, -1)]
-    found = [vars(one) for one in modules if isinstance(one, types.ModuleType)]
-    count = sum(map(len, found))
     known = _known_of_modules.get(id(kind))
-    if known is None or known[:2] != (kind, count):
+    if known is None or known[:2] != (kind, home):
+        parts = home.split(".")
+        known = kind, home, tuple(".".join(parts[:n]) for n in range(len(parts), 0, -1)), -1, _NONE
+    found = [vars(one) for one in map(sys.modules.get, known[2]) if isinstance(one, types.ModuleType)]
+    count = sum(map(len, found))
+    if known[3] != count:
         named = {
             id(value): (str(names["__name__"]), name)
             for names in reversed(found)
             for name, value in list(names.items())
             if type(value) is kind
         }
-        known = _known_of_modules[id(kind)] = kind, count, named
-    return known[2]
+        known = _known_of_modules[id(kind)] = (*known[:3], count, named)
+    return known[4]
 
 
 _NONE: Final[Mapping[int, tuple[str, str]]] = types.MappingProxyType({})
-_known_of_modules: Final[dict[int, tuple[type, int, Mapping[int, tuple[str, str]]]]] = {}
-"""What was found, by the id of the class, with the number of names that were looked at."""
+_known_of_modules: Final[dict[int, tuple[type, str, tuple[str, ...], int, Mapping[int, tuple[str, str]]]]] = {}
+"""By the id of a class: it, the name of its module, names of that module and of the packages around it, how many names
+these have, and what of the class is among these."""
 
 
 @functools.cache

@@ -446,3 +446,25 @@ def test_no_library_is_loaded_that_the_program_has_not() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_rule_for_a_class_of_a_library_is_looked_for_again_when_another_library_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = type("Picture", (), {"__module__": "decimal"})
+    monkeypatch.delitem(sys.modules, "PIL.Image", raising=False)
+    assert EncodingRules()._rule_of(kind) is None
+    assert EncodingRules()._rule_of(kind) is None
+    monkeypatch.setitem(sys.modules, "PIL.Image", types.SimpleNamespace(Image=kind))
+    rules = EncodingRules()
+    assert rules._rule_of(kind) == rules._image
+
+
+def test_an_object_that_its_library_has_under_a_name_goes_by_it_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Setting", (), {"__module__": "decimal"})
+    one = kind()
+    assert EncodingRules()._rule_of(kind) is None
+    monkeypatch.setattr("decimal.ONE", one, raising=False)
+    rule = EncodingRules()._rule_of(kind)
+    assert rule is not None
+    assert rule(one) == (rebuild.of_module, ("decimal", "ONE"))
