@@ -299,8 +299,10 @@ class Replay:
         while self._queue:
             at_ns, _, do, arguments = heapq.heappop(self._queue)
             self._now_ns = max(self._now_ns, at_ns)
+            commands = self.result.commands
             do(*arguments)
-            self._arm()
+            if self.result.commands != commands or self._tick_ns is None:
+                self._arm()
             turns += 1
             if self._late_left < 0:
                 self.result.stopped = True

@@ -26,7 +26,7 @@ from sublet.office.ledger.state import Held, State, is_particular, is_yielding
 from sublet.values import Epoch, Exclusivity, GroupId, Kind, LeaseId, TenantId
 
 _NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
-_NOBODY: Final[tuple[int, int, int, int, dict[TenantId, int]]] = (0, 0, 0, 0, {})
+_NOBODY: Final = (0, 0, 0, 0, 0)
 _NOTHING: Final = Account().level
 _STAYS: Final = frozenset({SliceState.QUARANTINED, SliceState.RETAINED})
 _LEAVES_INDEXES: Final = frozenset({ev.ActivityNoted, ev.FateSealed, ev.Renewed})
@@ -172,9 +172,9 @@ def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, 
     name, slices = resource.id, resource.slices
     if not slices:
         assert not resource.used, f"{name}: {resource.used} used in the books, nothing in slices"
-        _check_room(state, resource, _NOBODY)
+        _check_room(state, resource, _NOBODY, {})
         return
-    used = alone = quarantined = exclusive = stays = 0
+    used = alone = quarantined = exclusive = stays = leaving = 0
     tenants: dict[TenantId, int] = {}
     for key, piece in slices.items():
         part = piece.part
@@ -182,6 +182,7 @@ def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, 
         tenants[piece.tenant] = tenants.get(piece.tenant, 0) + 1
         quarantined += piece.state is SliceState.QUARANTINED
         stays += part.amount if piece.state in _STAYS else 0
+        leaving += piece.state is SliceState.TEARDOWN
         exclusive += part.exclusivity is Exclusivity.SESSION or part.exclusivity is Exclusivity.DEVICE
         alone += part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
         assert key == str(piece.epoch) and piece.resource == name, f"{name}: slice misfiled"
@@ -194,15 +195,16 @@ def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, 
         kept = sum(piece.part.amount for piece in slices.values() if _was_kept(state, piece))
         assert used - kept <= capacity, f"{name}: committed beyond its capacity (S1)"
     assert not alone or len(slices) == 1, f"{name}: an exclusive slice has neighbours (L1)"
-    _check_room(state, resource, (len(slices), exclusive, quarantined, stays, tenants))
+    _check_room(state, resource, (len(slices), exclusive, quarantined, stays, leaving), tenants)
 
 
-def _check_room(state: State, resource: ResourceRecord, there: tuple[int, int, int, int, dict[TenantId, int]]) -> None:
-    """What placement sees of it, against what it is and who is ``there``."""
+def _check_room(state: State, resource: ResourceRecord, there: tuple[int, ...], tenants: dict[TenantId, int]) -> None:
+    """What placement sees of it, against what it is and what is ``there``."""
     room, device, others = state.rooms[resource.id], resource.device, resource.foreign
     foreign, blocked = (0, False) if others is None else (others.amount, others.blocks)
     free = device.capacity - foreign - resource.used
-    assert (room.slices, room.exclusive, room.quarantined, room.stays, room.tenants) == there and (
+    seen = room.slices, room.exclusive, room.quarantined, room.stays, room.leaving
+    assert (seen, room.tenants) == (there, tenants) and (
         (room.capacity, room.free, room.foreign, room.blocked) == (device.capacity, free, foreign, blocked)
         and (room.kind, room.model) == (device.kind, device.model)
         and (room.partition, room.one_process) == (device.partition, device.one_process)

@@ -55,31 +55,35 @@ def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Po
         return None
     rooms = only_within_ceiling(state, lease, state.rooms_by_node, millis_beside(state, lease))
     nodes = [here for node, here in rooms.items() if matches(state, node, lease.selector)]
-    alone = [_on_node(lease, here, state, now, policy) for here in nodes]
+    times = [_free_at(lease, here, state, now, policy) for here in nodes]  # of each node, by want
+    alone = [_on_node(lease, free_at) for free_at in times]
     soonest = min((at for at in alone if at is not None), default=None)
     if soonest is None:
         return None
-    in_turn = _after(lease, ahead, (room for here in nodes for room in here), state, now, policy)
+    in_turn = _after(lease, ahead, [at for first, *_ in times for at in first])
     return max(0, soonest - now.ns, in_turn - now.ns)
 
 
-def _on_node(lease: LeaseRecord, here: Iterable[Room], state: State, now: Now, policy: Policy) -> int | None:
+def _free_at(lease: LeaseRecord, here: Iterable[Room], state: State, now: Now, policy: Policy) -> list[list[int]]:
+    """For each of its wants, when the rooms of a node are free for it; without those of which that cannot be told."""
+    rooms = list(here)
+    return [
+        sorted(at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None)
+        for want in lease.wants
+    ]
+
+
+def _on_node(lease: LeaseRecord, free_at: list[list[int]]) -> int | None:
     """When all its wants are free on this node, if no request were ahead; None if that cannot be told."""
-    rooms, times = list(here), []
-    for want in lease.wants:
-        free_at = sorted(
-            at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None
-        )
-        if len(free_at) < want.count:
-            return None
-        times.append(free_at[want.count - 1])
-    return max(times)
+    if any(len(times) < want.count for want, times in zip(lease.wants, free_at, strict=True)):
+        return None
+    return max(times[want.count - 1] for want, times in zip(lease.wants, free_at, strict=True))
 
 
-def _after(lease: LeaseRecord, ahead: int, rooms: Iterable[Room], state: State, now: Now, policy: Policy) -> int:
-    """List scheduling: each turn takes the rooms that come free first, and gives them back one time to live later."""
+def _after(lease: LeaseRecord, ahead: int, free_at: list[int]) -> int:
+    """List scheduling: each turn takes the rooms that come free first, and gives them back one time to live later.
+    ``free_at``: when they are free for the first of its wants."""
     want = lease.wants[0]
-    free_at = [at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None]
     heapq.heapify(free_at)
     if want.count == 1:  # a long line is not walked turn by turn
         while ahead and max(free_at) - free_at[0] > lease.ttl_ns:

@@ -41,6 +41,8 @@ class Room:
     """Others are here, so no lease can have it to itself."""
     stays: int = 0
     """What no end of a lease gives back: it is quarantined, or kept as a volume."""
+    leaving: int = 0
+    """Slices in teardown."""
     reserved: bool = False
     """Kept for the group of the request that looks at it: taken before any other."""
     walled: bool = False
@@ -101,6 +103,8 @@ class Room:
             self.stays += sign * piece.part.amount
         elif piece.state is SliceState.RETAINED:
             self.stays += sign * piece.part.amount
+        elif piece.state is SliceState.TEARDOWN:
+            self.leaving += sign
 
     def take(self, part: Part, tenant: TenantId) -> None:
         self.free -= part.amount
@@ -134,14 +138,20 @@ class Room:
             self.foreign,
             self.blocked,
             self.stays,
+            self.leaving,
             self.reserved,
             self.walled,
         )
 
+    @property
+    def free_without_leases(self) -> int:
+        """What is free once every lease has come to its end. What waits for a person, or for a volume's time, stays."""
+        return max(self.free, self.capacity - self.foreign - self.stays)  # a volume it goes on with is free to it
+
     def after_all_leases(self) -> Room:
-        """As if every lease had come to its end. What waits for a person, or for a volume's time, does not count."""
+        """As if every lease had come to its end."""
         room = self.copy()
-        room.free = max(self.free, self.capacity - self.foreign - self.stays)  # a volume it goes on with is free to it
+        room.free = self.free_without_leases
         room.slices, room.exclusive, room.tenants = 0, 0, {}
         return room
 

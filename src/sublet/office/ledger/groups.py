@@ -94,7 +94,7 @@ class Floors:
     def __init__(self, state: State) -> None:
         self._state = state
         self._levels: dict[GroupId, int] = {}
-        self.any = any(group.floor for group in state.books.groups.values())
+        self.any = state.has_floors
         for promised in map(state.leases.__getitem__, state.promises) if self.any else ():
             self._add(promised, gpu_millis(promised.promise))
             for victim in map(state.leases.get, promised.victims):

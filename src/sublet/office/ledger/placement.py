@@ -61,6 +61,19 @@ def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], 
     return next((parts for parts in found if parts is not None), None)
 
 
+def fits_without_leases(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room]) -> bool:
+    """Whether the wants would fit on these rooms if every lease there had come to its end."""
+    if len({want.kind for want in wants}) < len(wants):  # what one want takes, another does not find
+        return fit_on_node(wants, tenant, [room.after_all_leases() for room in rooms], mix=True) is not None
+    return any(
+        all(
+            sum(_suits(want, tenant, room, room.free_without_leases) for room in rooms) >= want.count
+            for want in alternative
+        )
+        for alternative in _alternatives(wants)
+    )
+
+
 class FreeRooms:
     """The rooms in which anything is free at one moment, kept for others or not: a cheap first test for a long queue,
     most of which fits into none of them. As long as nothing becomes free, what did not fit does not fit later."""
@@ -94,8 +107,13 @@ def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
 def _on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
     parts: list[Part] = []
     for want in wants:
-        taken = {part.resource for part in parts}  # `count` devices are different devices
-        fitting = [room for room in rooms if _admits(want, tenant, room, mix=mix) and room.resource not in taken]
+        taken = {part.resource for part in parts} if parts else ()  # `count` devices are different devices
+        least = want.amount  # by which most rooms of a full node are left out without a call
+        fitting = [
+            room
+            for room in rooms
+            if room.free >= least and room.resource not in taken and _admits(want, tenant, room, mix=mix)
+        ]
         if len(fitting) < want.count:
             return None
         parts += [_part(want, room) for room in nsmallest(want.count, fitting, key=_tightness)]
@@ -164,17 +182,26 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
         return False
     if want.kind is not Kind.GPU:
         return True
+    if want.exclusivity is not Exclusivity.SHARED:
+        return room.slices == 0 and _suits(want, tenant, room, room.free)
+    if not (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants)):
+        return False
+    return room.exclusive == 0 and _suits(want, tenant, room, room.free)
+
+
+def _suits(want: Want, tenant: TenantId, room: Room, free: int) -> bool:
+    """Whether the room, with so much free, would do for the want if no other lease were there."""
+    if room.kind is not want.kind or free < want.amount:
+        return False
+    if want.kind is not Kind.GPU:
+        return True
     if room.quarantined or (want.model is not None and not is_model(want.model, room)):
         return False
     if room.partition is not (want.exclusivity is Exclusivity.PARTITION):
         return False
-    if room.one_process and want.exclusivity is Exclusivity.SHARED:
-        return False
     if room.walled and tenant != LOCAL_TENANT:
         return False
-    if want.exclusivity is not Exclusivity.SHARED:
-        return room.slices == 0 and not room.blocked
-    return room.exclusive == 0 and (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants))
+    return not (room.one_process if want.exclusivity is Exclusivity.SHARED else room.blocked)
 
 
 def _tightness(room: Room) -> tuple[bool, bool, int, str]:

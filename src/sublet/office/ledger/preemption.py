@@ -63,7 +63,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus, SliceState
@@ -202,16 +202,26 @@ class Takeable(NamedTuple):
     """None: all may be. Floors and reservations let requests take what no other request may."""
     are_at_rest: bool
     """All of them are idle, so that whose request it is makes no difference, but for further turns."""
+    nodes: frozenset[NodeId] = frozenset()
+    """Where they are."""
 
     @property
     def are_some(self) -> bool:
         return self.leases is None or bool(self.leases)
 
+    def are_on(self, node: NodeId) -> bool:
+        """Whether any of them is on this node."""
+        return self.leases is None or node in self.nodes
+
+
+ALL: Final = Takeable(None, are_at_rest=False)
+"""Any lease could be a victim."""
+
 
 def takeable(state: State, now_ns: int, policy: Policy) -> Takeable:
     """Found once for all requests that look for victims at this moment: most leases cannot be taken for any of them."""
-    if state.reserved_by or any(group.floor for group in state.books.groups.values()):
-        return Takeable(None, are_at_rest=False)
+    if state.reserved_by or state.has_floors:
+        return ALL
     found = [
         lease
         for leases in state.on_node.values()
@@ -219,7 +229,8 @@ def takeable(state: State, now_ns: int, policy: Policy) -> Takeable:
         if _may_be_taken(lease, state, now_ns, policy)
     ]
     are_at_rest = all(is_at_rest(lease, state, now_ns, policy) for lease in found)
-    return Takeable(frozenset(lease.id for lease in found), are_at_rest)
+    nodes = frozenset(lease.node for lease in found if lease.node is not None)
+    return Takeable(frozenset(lease.id for lease in found), are_at_rest, nodes)
 
 
 def _may_be_taken(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
@@ -267,16 +278,16 @@ def plan(
     state: State,
     now_ns: int,
     policy: Policy,
-    among: frozenset[LeaseId] | None = None,
+    takeable: Takeable = ALL,
 ) -> PreemptionPlan | None:
-    """The cheapest set of victims that makes room on one node, or None. ``among``: those that could be taken.
+    """The cheapest set of victims that makes room on one node, or None.
 
     ``rooms`` are the rooms in service as this request may see them (what is promised to others is taken).
     """
     soon = _soon(rooms, state)
     if fit(request.wants, request.tenant, soon, mix=policy.share_across_tenants) is not None:
         return None  # what is already on its way out is enough: wait for it
-    floors = Floors(state)
+    floors, among = Floors(state), takeable.leases
     is_inside = floors.has_room_for(request)
 
     def plan_on(node: NodeId, here: Sequence[Room]) -> PreemptionPlan | None:
@@ -286,7 +297,8 @@ def plan(
             found = _plan_on_node(request, node, inside, floors, state, now_ns, policy, among, inside_floor=True)
         return found or _plan_on_node(request, node, here, floors, state, now_ns, policy, among, inside_floor=False)
 
-    plans = (found for node, here in soon.items() if (found := plan_on(node, here)) is not None)
+    nodes = (entry for entry in soon.items() if takeable.are_on(entry[0]))
+    plans = (found for node, here in nodes if (found := plan_on(node, here)) is not None)
     best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
     if best is not None:
         lowers = best.potential_lost < weight(standing_of_request(request.tier))
@@ -348,7 +360,10 @@ def _group_may_lose(
 def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
     """The rooms as they will be once everything is torn down that is not promised. Those that change are copies."""
     spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
-    return {node: [_without_leaving(room, state, spoken_for) for room in here] for node, here in rooms.items()}
+    return {
+        node: [_without_leaving(room, state, spoken_for) if room.leaving else room for room in here]
+        for node, here in rooms.items()
+    }
 
 
 def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room:

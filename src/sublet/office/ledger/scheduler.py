@@ -29,7 +29,7 @@ from sublet.office.ledger import (
     volumes,
 )
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.placement import FreeRooms, RoomsByNode, fit, fit_on_node
+from sublet.office.ledger.placement import FreeRooms, RoomsByNode, fit, fits_without_leases
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import InOrder, goes_before, kinds_of, position
 from sublet.office.ledger.records import LeaseRecord, Now
@@ -199,11 +199,9 @@ class Schedule:
         lets_past = preemption.is_further_turn(lease, self.policy) and not is_long
         guard = _Guard(lease.tier.rank, lease.id, lets_past)
         for node, here in promised_parts.rooms_for(state, lease).items():
-            if node in unguarded:
-                left = [room.after_all_leases() for room in here]
-                if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
-                    for kind in kinds:
-                        self._guarded.setdefault((node, kind), guard)
+            if node in unguarded and fits_without_leases(lease.wants, lease.tenant, here):
+                for kind in kinds:
+                    self._guarded.setdefault((node, kind), guard)
 
     def tick(self, step: Step) -> None:
         """Handle what is due by now, in bounded number."""
@@ -449,7 +447,7 @@ class Schedule:
                 for node, here in rooms.items()
             }
         freed = replacement.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
-        plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy, takeable.leases)
+        plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy, takeable)
         if plan is None:
             if alike is not None:
                 in_vain.add(alike)

@@ -199,6 +199,7 @@ class State:
         self._capacity: list[int] | None = None
         self._weights_differ: bool | None = None
         self._limits_time: bool | None = None
+        self._has_floors: bool | None = None
         self._shares_at_rest: dict[TenantId, int] = {}
         self._rest_period = -1
         self.requests: dict[tuple[TenantId, RequestId], LeaseId] = {}
@@ -286,9 +287,16 @@ class State:
             self._limits_time = any(quota.gpu_seconds is not None for quota in quotas)
         return self._limits_time or self.quota_default.gpu_seconds is not None
 
+    @property
+    def has_floors(self) -> bool:
+        """Whether any group has a floor."""
+        if self._has_floors is None:
+            self._has_floors = any(group.floor for group in self.books.groups.values())
+        return self._has_floors
+
     def tenants_changed(self) -> None:
         """A group or a tenant is there, is gone, or has another weight or other limits."""
-        self._weights_differ = self._limits_time = None
+        self._weights_differ = self._limits_time = self._has_floors = None
         self._shares_at_rest = {}
 
     def shares_at_rest(self, period: int) -> dict[TenantId, int]:
@@ -554,7 +562,7 @@ class State:
     def tear_down(self, lease: LeaseRecord, now: Now) -> None:
         """The holder's time is over: its slices go to teardown, quota and meter stop."""
         for piece in self.slices_of(lease):
-            piece.state = next_slice(piece.state, SliceEvent.TEARDOWN, piece.resource)
+            self.move_slice(self.resources[piece.resource], piece, SliceEvent.TEARDOWN)
         self.hold(lease, -1)
         self.meter(lease, -1, now)
         if self.queued_count:  # a quota may have been all they lacked, or notice for one device more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import msgspec
@@ -11,11 +12,11 @@ from sublet.errors import InvalidRequest
 from sublet.lease_end import EndReason
 from sublet.office.ledger import admission
 from sublet.office.ledger.free_capacity import Room
-from sublet.office.ledger.placement import fit, fit_on_node, largest
+from sublet.office.ledger.placement import fit, fit_on_node, fits_without_leases, largest
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.preemption import standing_of_request, victim, weight
 from sublet.office.ledger.queue_order import InOrder, position
-from sublet.office.ledger.records import Quota, Want
+from sublet.office.ledger.records import ForeignRecord, Quota, Want
 from sublet.office.ledger.state import Held
 from sublet.office.ledger.usage import UsageMeter
 from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId, Tier
@@ -69,6 +70,38 @@ def placed(want: Want, *rooms: Room, mix: bool = False) -> list[str]:
 )
 def test_the_tightest_place_that_will_do(want: Want, rooms: list[Room], where: list[str]) -> None:
     assert placed(want, *rooms) == where
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        (gpu(8),),
+        (gpu(8, count=2),),
+        (shared(4),),
+        (gpu(8, model="A100|T4"),),
+        (gpu(8, count=2, model="A100|T4"),),
+        (gpu(8, exclusivity=Exclusivity.PARTITION),),
+        (gpu(8), cores(2)),
+        (gpu(8), gpu(20)),
+        (cores(8),),
+    ],
+)
+def test_where_wants_fit_without_leases_is_found_without_copies(wants: tuple[Want, ...]) -> None:
+    """The same as if they were placed on what is left when all leases have ended, on every pair of these rooms."""
+    broken, crowded = room("broken"), room("crowded", 24, (4, "ben"))
+    broken.quarantined, broken.stays = 1, 8 * GIB
+    foreign, part, alone = room("foreign"), room("part"), room("alone")
+    foreign.subtract_foreign(ForeignRecord(amount=4 * GIB, blocks=True, detail=""))
+    part.partition, alone.one_process = True, True
+    cpu = Room(ResourceId("cpu"), NodeId("n1"), Kind.CPU, "", 8, 2)
+    models = [room("a", model="T4"), room("b", 24, model="A100"), room("c", model="T4")]
+    found = []
+    for here in itertools.combinations([broken, crowded, foreign, part, alone, cpu, *models], 2):
+        placed = fit_on_node(wants, BEN, [each.after_all_leases() for each in here], mix=True) is not None
+        assert fits_without_leases(wants, BEN, here) is placed
+        found.append(placed)
+    assert any(found)
+    assert not all(found)
 
 
 def test_tenants_share_where_the_operator_allows_it() -> None:
