@@ -72,7 +72,7 @@ from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import Floors, gpu_millis
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.queue_order import has_smaller_share, kinds_of, yields_after_maximum
+from sublet.office.ledger.queue_order import has_smaller_share, kinds_of, share_crosses_ns, yields_after_maximum
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
@@ -179,12 +179,12 @@ def lets_pauses_pass(request: LeaseRecord, now_ns: int, policy: Policy) -> bool:
 
 
 def asks_too_soon(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
-    """Whether the request, for a further turn, has yet to wait before it preempts this lease. As in a pause, only one
-    whose tenant has used less is kept."""
+    """Whether the request, for a further turn, has yet to wait before it preempts this lease. Only one whose tenant had
+    used less is kept: as the request came, or as of what either tenant was granted or gave back since."""
     return (
         lease.tier.rank >= request.tier.rank
         and now_ns < preempts_from_ns(request, policy)
-        and has_smaller_share(state, lease.tenant, request.tenant, now_ns, policy)
+        and has_smaller_share(state, lease.tenant, request.tenant, request.asked_at_ns, policy)
     )
 
 
@@ -193,6 +193,17 @@ def preempts_from_ns(request: LeaseRecord, policy: Policy) -> int:
     notice, so spot need not wait."""
     waits = is_further_turn(request, policy) and request.tier is not Tier.SPOT
     return request.asked_at_ns + policy.pause_ns if waits else request.asked_at_ns
+
+
+def kept_in_pause_until_ns(
+    lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy
+) -> int | None:
+    """When the request may take this lease in a pause between two cells because its holder has no longer used less.
+    None: not before the pause is over, or it is not kept in this way."""
+    if lease.idle_since_ns is None or not is_between_cells(lease, request, state, now_ns, policy):
+        return None
+    until_ns = min(lease.idle_since_ns + policy.pause_ns, request.asked_at_ns + policy.max_hold_ns)
+    return share_crosses_ns(state, lease.tenant, request.tenant, now_ns, until_ns, policy)
 
 
 class Takeable(NamedTuple):
@@ -231,6 +242,11 @@ def takeable(state: State, now_ns: int, policy: Policy) -> Takeable:
     are_at_rest = all(is_at_rest(lease, state, now_ns, policy) for lease in found)
     nodes = frozenset(lease.node for lease in found if lease.node is not None)
     return Takeable(frozenset(lease.id for lease in found), are_at_rest, nodes)
+
+
+def takeable_at_once(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether a lease that has just been claimed could be the victim of any request."""
+    return bool(state.reserved_by) or _may_be_taken(lease, state, now_ns, policy)
 
 
 def _may_be_taken(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:

@@ -206,6 +206,23 @@ def has_smaller_share(state: State, one: TenantId, other: TenantId, now_ns: int,
     return shares.of_tenant(one) < shares.of_tenant(other)
 
 
+def share_crosses_ns(
+    state: State, one: TenantId, other: TenantId, now_ns: int, until_ns: int, policy: Policy
+) -> int | None:
+    """From when on the first tenant, which has used less, no longer has, if both hold what they hold; to the interval
+    between two looks. None: not before ``until_ns``."""
+    if has_smaller_share(state, one, other, until_ns, policy):
+        return None
+    low_ns, high_ns = now_ns, until_ns
+    while high_ns - low_ns > policy.replan_every_ns:
+        middle_ns = (low_ns + high_ns) // 2
+        if has_smaller_share(state, one, other, middle_ns, policy):
+            low_ns = middle_ns
+        else:
+            high_ns = middle_ns
+    return high_ns
+
+
 def goes_before(state: State, lease: LeaseRecord, other: LeaseRecord, now_ns: int, policy: Policy) -> bool:
     """Whether a request, waiting or just come, stands before another one in the queue."""
     shares = Shares(state, now_ns, policy)

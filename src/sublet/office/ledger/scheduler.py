@@ -10,8 +10,8 @@ that may be taken (``_Moments``), an idle holder has rested, a quota of device t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -72,8 +72,11 @@ _FOR_RESERVATIONS = frozenset(
     }
 )
 """After these a reservation may need another device, or there may be a lease that has to leave one."""
-_FOR_MOMENTS = frozenset({ev.Claimed, ev.Noticed, ev.PriorityGained, ev.Queued, ev.Rebased, ev.Spared})
+_FOR_MOMENTS = frozenset({ev.Claimed, ev.GroupSet, ev.Noticed, ev.PriorityGained, ev.Queued, ev.Rebased, ev.Spared})
 """After these all who wait are to be looked at, at once or later."""
+STALE_MOMENTS_MAX = 256
+"""Entries among the moments that may be stale, besides as many as are not."""
+_OF_NO_LEASE = LeaseId("")
 
 
 class _Guard(NamedTuple):
@@ -255,7 +258,7 @@ class Schedule:
             self._grant_fitting(step)
             self.update_reservations(step, before)
         self.update_budgets(step)
-        if self._moments.note(step.state, step.events, step.now.ns):
+        if self._moments.note(step.events, step.now.ns):
             self._schedule_pass(step.state, step.now.ns + 1)
 
     def is_reservation_due(self, now: Now) -> bool:
@@ -334,16 +337,20 @@ class Schedule:
                 in_vain: set[tuple[object, ...]] = set()
                 for lease in self._to_plan_for(state, now_ns, start):
                     self._make_room(step, lease, takeable, in_vain)
+                    self._note_pauses(state, lease, takeable, now_ns)
             self._planned_at_ns = now_ns
         if due:
             self._looked_at_ns = now_ns
-            is_by_shares = state.weights_differ or bool(self._guarded)
-            self._look_again_ns = now_ns + self.policy.turn_least_ns if is_by_shares else None
+            self._look_again_ns = now_ns + self.policy.turn_least_ns if self._is_by_shares(state) else None
             self._looks_left -= 1
             self._look_at_ns = now_ns + self.policy.replan_every_ns if self._looks_left > 0 else None
         if self._guards_nobody(state):  # what was kept for it is open to the others
             self._schedule_pass(state, now_ns + 1)
         self._settled_at_version = state.capacity_version
+
+    def _is_by_shares(self, state: State) -> bool:
+        """Whether something comes of it when shares change with time: see ``_look_again_ns``."""
+        return state.weights_differ or (bool(self._guarded) and state.queued_count > 1)
 
     def _schedule_pass(self, state: State, at_ns: int) -> None:
         """Something has changed: all who wait are to be looked at, not before ``at_ns``."""
@@ -365,7 +372,7 @@ class Schedule:
             save_ns = state.saves.get(lease.id, 0)
             rest_ns = self.policy.idle_before_yielding_ns(lease.moving_ns, save_ns)
             heappush(self._yields, (lease.idle_since_ns + rest_ns, lease.id))
-            self._moments.add(lease.idle_since_ns + self.policy.pause_ns)
+            self._moments.add(lease.idle_since_ns + self.policy.pause_ns, lease.id)
 
     def _holders_yield(self, step: Step) -> bool:
         """Whether waiting requests may take from holders that are idle for long enough since the last look. One that
@@ -385,6 +392,8 @@ class Schedule:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look, but for
         what is reserved for its group, which is of no use to them."""
         state = step.state
+        if self._is_by_shares(state):  # when they are next compared is said by the look
+            self._schedule_pass(state, step.now.ns + 1)
         takeable = preemption.takeable(state, step.now.ns, self.policy)
         if not takeable.are_some:
             return
@@ -395,6 +404,8 @@ class Schedule:
         if is_next or has_reserved:
             step.act_as_system()
             self._make_room(step, lease, takeable, set(), only_reserved=not is_next)
+        if not is_next:
+            self._schedule_pass(state, step.now.ns + 1)
 
     def _is_next(self, state: State, lease: LeaseRecord, now_ns: int) -> bool:
         """Whether whatever goes before it in the queue is promised something."""
@@ -469,6 +480,16 @@ class Schedule:
                 beneficiary=lease.id,
                 when_safe=victim.is_idle,
             )
+
+    def _note_pauses(self, state: State, lease: LeaseRecord, takeable: preemption.Takeable, now_ns: int) -> None:
+        """For a further turn that waits: when a pause is no longer kept from it, since shares change with time."""
+        if lease.promise or not preemption.lets_pauses_pass(lease, now_ns, self.policy):
+            return
+        everywhere = takeable.leases is None
+        leases = (one for here in state.on_node.values() for one in here) if everywhere else takeable.leases or ()
+        for other in map(state.leases.__getitem__, leases):
+            if other.status is LeaseStatus.ACTIVE:
+                self._moments.add(preemption.kept_in_pause_until_ns(other, lease, state, now_ns, self.policy))
 
     def _grant_promised(self, step: Step) -> None:
         state = step.state
@@ -597,27 +618,26 @@ class Schedule:
 
 class _Moments:
     """When time alone makes something of a waiting request: a lease has run for the minimum or the maximum, a cool-down
-    is over, the patience of a request is. Kept in steps of the interval between looks, each once, so many leases of
-    one second are one moment."""
+    is over, the patience of a request is. Kept in steps of the interval between looks, so many leases of one second are
+    one moment. A moment of a lease that has ended, or of a request that waits no more, is none."""
 
     def __init__(self, policy: Policy, state: State) -> None:
-        self._policy = policy
-        self._heap: list[int] = []
-        self._known: set[int] = set()
-        self._find(state)
+        self._policy, self._state = policy, state
+        self._heap: list[tuple[int, LeaseId]] = []
+        self._known: set[tuple[int, LeaseId]] = set()
+        self._most = STALE_MOMENTS_MAX
+        """With more entries, those that are stale are dropped."""
+        self._find()
 
-    def _find(self, state: State) -> None:
-        """After a restart, or on another clock."""
-        for lease in state.leases.values():
-            if lease.status is LeaseStatus.QUEUED:
-                self._asked(lease)
-            elif lease.status in LIVE_STATES:
-                self._claimed(lease)
-        for cooling in state.books.cool_until_ns.values():
+    def _find(self) -> None:
+        """After a restart, on another clock, or where there are more moments than before."""
+        for lease in self._state.leases.values():
+            self._add_of(lease)
+        for cooling in self._state.books.cool_until_ns.values():
             for until_ns in cooling.values():
                 self.add(until_ns)
 
-    def note(self, state: State, events: Sequence[ev.Event], now_ns: int) -> bool:
+    def note(self, events: Sequence[ev.Event], now_ns: int) -> bool:
         """Take what has happened; whether waiting requests are to be looked at because of it."""
         news = False
         for event in events:
@@ -625,55 +645,92 @@ class _Moments:
                 continue
             match event:
                 case ev.Claimed(lease=lease_id):
-                    self._claimed(state.leases[lease_id])
-                case ev.Queued(lease=lease):
-                    self._asked(lease)
+                    lease = self._state.leases[lease_id]
+                    self._add_of(lease)
+                    if not preemption.takeable_at_once(lease, self._state, now_ns, self._policy):
+                        continue
+                case ev.Queued():
+                    lease = self._state.leases[event.lease.id]
+                    self._add_of(lease)
+                    if not self._is_of_consequence(lease):
+                        continue
                 case ev.Noticed(notice=notice):
                     if notice.beneficiary is not None:
-                        self.add(now_ns + state.books.cool_down_ns)
+                        self.add(now_ns + self._state.books.cool_down_ns)
+                    continue
+                case ev.GroupSet():  # with the first floor there are more moments
+                    self._find()
                     continue
                 case ev.Rebased():
-                    self._find(state)
+                    self._find()
                 case _:
                     pass
             news = True
         return news
 
-    def add(self, at_ns: int | None) -> None:
+    def _is_of_consequence(self, new: LeaseRecord) -> bool:
+        """Whether a request that has come makes something of others. One that waits has had a look, or its look is due
+        (``make_room_if_next``). One that was granted may be above what was promised to its group, and with the share of
+        its tenant or group grows the chance that other leases of theirs are taken."""
+        state = self._state
+        is_alone = not state.books.groups and state.held_by(new.tenant).leases == 1
+        return new.status is not LeaseStatus.QUEUED and not (is_alone and not state.promises)
+
+    def add(self, at_ns: int | None, lease: LeaseId = _OF_NO_LEASE) -> None:
         if at_ns is not None:
-            every_ns = self._policy.replan_every_ns
-            at_ns = -(-at_ns // every_ns) * every_ns
-            if at_ns not in self._known:
-                self._known.add(at_ns)
-                heappush(self._heap, at_ns)
+            entry = self._in_steps(at_ns), lease
+            if entry not in self._known:
+                self._known.add(entry)
+                heappush(self._heap, entry)
+                if len(self._heap) > self._most:
+                    self._heap = [known for known in self._heap if self._is_one(known)]
+                    heapify(self._heap)
+                    self._known, self._most = set(self._heap), 2 * len(self._heap) + STALE_MOMENTS_MAX
 
     def next_ns(self) -> int | None:
-        return self._heap[0] if self._heap else None
+        while self._heap and not self._is_one(self._heap[0]):
+            self._known.discard(heappop(self._heap))
+        return self._heap[0][0] if self._heap else None
 
     def have_come(self, now_ns: int) -> bool:
         """Whether a moment has come since the last question."""
         come = False
-        while self._heap and self._heap[0] <= now_ns:
-            self._known.discard(heappop(self._heap))
-            come = True
+        while self._heap and self._heap[0][0] <= now_ns:
+            entry = heappop(self._heap)
+            self._known.discard(entry)
+            come = come or self._is_one(entry)
         return come
 
-    def _claimed(self, lease: LeaseRecord) -> None:
-        if lease.claimed_at_ns is not None:
-            since_ns = held_since_ns(lease)
-            if lease.tier is not Tier.SPOT:
-                self.add(since_ns + self._policy.min_run_batch_ns)
-            self.add(since_ns + self._policy.max_hold_ns)
-            if preemption.is_further_turn(lease, self._policy):
-                self.add(since_ns + preemption.least_turn_ns(lease, self._policy))
-            if lease.idle_since_ns is not None:
-                self.add(lease.idle_since_ns + self._policy.pause_ns)
+    def _is_one(self, entry: tuple[int, LeaseId]) -> bool:
+        at_ns, lease_id = entry
+        lease = self._state.leases.get(lease_id)
+        return lease_id == _OF_NO_LEASE or (lease is not None and at_ns in map(self._in_steps, self._of(lease)))
 
-    def _asked(self, lease: LeaseRecord) -> None:
-        self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
-        if preemption.is_further_turn(lease, self._policy):
-            self.add(preemption.preempts_from_ns(lease, self._policy))
-            self.add(lease.asked_at_ns + self._policy.max_hold_ns)
+    def _in_steps(self, at_ns: int) -> int:
+        every_ns = self._policy.replan_every_ns
+        return -(-at_ns // every_ns) * every_ns
+
+    def _add_of(self, lease: LeaseRecord) -> None:
+        for at_ns in self._of(lease):
+            self.add(at_ns, lease.id)
+
+    def _of(self, lease: LeaseRecord) -> Iterator[int]:
+        """The moments of a request that waits, or of a lease that is held."""
+        policy, is_further = self._policy, preemption.is_further_turn(lease, self._policy)
+        if lease.status is LeaseStatus.QUEUED:
+            yield lease.asked_at_ns + policy.gang_patience_ns
+            if is_further:
+                yield preemption.preempts_from_ns(lease, policy)
+                yield lease.asked_at_ns + policy.max_hold_ns
+        elif lease.status in LIVE_STATES and lease.claimed_at_ns is not None:
+            since_ns = held_since_ns(lease)
+            yield since_ns + policy.max_hold_ns
+            if lease.tier is Tier.BATCH or (lease.tier is Tier.INTERACTIVE and self._state.has_floors):
+                yield since_ns + policy.min_run_batch_ns
+            if is_further:
+                yield since_ns + preemption.least_turn_ns(lease, policy)
+            if lease.idle_since_ns is not None:
+                yield lease.idle_since_ns + policy.pause_ns
 
 
 def _shape(state: State, lease: LeaseRecord) -> tuple[object, ...]:

@@ -216,8 +216,9 @@ class TakingModel:
     def next_due_ns(self) -> int | None:
         """When time alone changes something, but for preemptions."""
         moments = [lease.due_ns for lease in self.leases if lease.due_ns is not None]
-        is_by_shares = self.patient is not None or any(group.weight != 1 for group in self.groups.values())
-        if is_by_shares and any(lease.status == "queued" for lease in self.leases):
+        waiting = sum(lease.status == "queued" for lease in self.leases)
+        weights_differ = any(group.weight != 1 for group in self.groups.values())
+        if (waiting and weights_differ) or (waiting > 1 and self.patient is not None):
             moments.append(self.looked_ns + self.policy.turn_least_ns)
         return min([*moments, *(self._steps_at(one) for one in self.reservations if one.state != "over")], default=None)
 

@@ -10,6 +10,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import has_smaller_share, share_crosses_ns
 from sublet.office.ledger.records import GroupRecord, LeaseRecord
 from sublet.values import GroupId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
@@ -305,3 +306,75 @@ def test_no_weight_keeps_a_request_waiting_for_more_than_eight_turns() -> None:
     assert bench.lease(held.id).status is LeaseStatus.NOTICED
     bench.wait(30)
     assert bench.lease(waits.id).granted_at_ns is not None
+
+
+def test_nothing_happens_at_a_moment_of_a_lease_that_has_ended() -> None:
+    """Nor at one at which an interactive lease could be taken only for a floor, which no group has: the office is woken
+    when Ann's lease has been held for the maximum, and not before."""
+    bench = Bench(gpus=3, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    begun_ns = bench.now_ns
+    held = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(5)
+    short = [bench.granted(tenant=tenant, ttl_s=FULL_S) for tenant in (BEN, CLEO)]
+    bench.idle(short[0])
+    bench.wait(5)
+    for lease in short:
+        bench.release(lease)
+    waiting = bench.queued(gpu(8, count=3), tenant=BEN, ttl_s=FULL_S)
+    woken = []
+    while (wake_ns := bench.ledger.next_wake_ns()) is not None and bench.lease(held.id).status is LeaseStatus.ACTIVE:
+        bench.wait((wake_ns - bench.now_ns) / seconds(1))
+        woken.append((bench.now_ns - begun_ns) // seconds(1))
+    assert woken == [10 + POLICY.gang_patience_ns // seconds(1), 600]
+    assert bench.lease(held.id).notice is not None
+    assert bench.lease(waiting.id).promise
+
+
+def test_a_group_that_gets_a_floor_takes_what_has_run_for_the_minimum() -> None:
+    """Also where no group had one as the lease began: the moment is known from then on."""
+    bench = Bench(gpus=1, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    begun_ns = bench.now_ns
+    held = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(10)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("course"), floor=1)))
+    bench.do(cmd.SetTenant(tenant=CLEO, group=GroupId("course")))
+    bench.queued(tenant=CLEO, ttl_s=FULL_S)
+    while bench.lease(held.id).status is LeaseStatus.ACTIVE:
+        wake_ns = bench.ledger.next_wake_ns()
+        assert wake_ns is not None
+        bench.wait((wake_ns - bench.now_ns) / seconds(1))
+    assert bench.now_ns == begun_ns + POLICY.min_run_batch_ns
+
+
+def test_a_pause_is_kept_until_its_holder_has_no_longer_used_less() -> None:
+    """Ann is on a further turn. Cleo has used less, and pauses ten seconds before that changes: then, and not at the
+    end of the pause, Ann gets the GPU. Before, nothing made the office look at that moment."""
+    bench = Bench(gpus=1, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    first = bench.granted(tenant=CLEO, ttl_s=FULL_S)
+    bench.wait(300)
+    bench.release(first)
+    turn = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(600)
+    ben = bench.queued(tenant=BEN, ttl_s=FULL_S)
+    bench.wait(30)
+    assert bench.lease(turn.id).end is not None
+    bench.claim(bench.lease(ben.id))
+    cleo = bench.queued(tenant=CLEO, ttl_s=FULL_S)
+    again = bench.queued(tenant=ANN, ttl_s=FULL_S)
+    bench.release(bench.lease(ben.id))
+    bench.claim(bench.lease(cleo.id))
+    at_ns = share_crosses_ns(bench.state, CLEO, ANN, bench.now_ns, bench.now_ns + seconds(500), POLICY)
+    assert at_ns is not None
+    assert has_smaller_share(bench.state, CLEO, ANN, at_ns - seconds(1), POLICY)
+    assert not has_smaller_share(bench.state, CLEO, ANN, at_ns, POLICY)
+    assert share_crosses_ns(bench.state, CLEO, ANN, bench.now_ns, at_ns - seconds(1), POLICY) is None
+    bench.wait((at_ns - bench.now_ns) / seconds(1) - 10)
+    bench.idle(bench.lease(cleo.id))
+    bench.wait(9)
+    assert bench.lease(cleo.id).status is LeaseStatus.ACTIVE
+    bench.wait(2)
+    assert bench.lease(cleo.id).end is not None
+    assert bench.lease(again.id).status is LeaseStatus.GRANTED
