@@ -463,6 +463,17 @@ def test_no_policy_is_through_before_the_fluid_bound(gpus: int) -> None:
     assert figures["measured"] >= figures["fluid_bound"] > 0
 
 
+def test_long_cells_are_less_than_four_times_slower_near_nine_tenths_of_the_devices() -> None:
+    """A generated week but one, whose cells use 24 GPUs for 87 % of the time; the bound from demand alone is printed
+    beside what was measured."""
+    result = Replay(generate(2, sessions=40, days=6), Hardware(gpus=24)).run()
+    assert 0.85 < result.used_ns / (24 * result.planned_ns) < 0.9
+    lengths, slow = zip(*((run, took / run) for _, run, took in result.done if run > 4 * HOUR_NS), strict=True)
+    assert len(lengths) >= 15
+    assert quantiles(slow, n=20)[18] < 4
+    assert 0.99 * result.planned_ns < result.fluid_ns <= result.finished_ns
+
+
 def test_the_fluid_bound_by_hand() -> None:
     """Two GPUs; four hours of work that all comes at minute 0 take two hours, and a late short cell more than that."""
     crowd = [WorkloadSession(f"s{n}", 0.0, (Cell(0, 60, 1),), 60.0) for n in range(4)]
