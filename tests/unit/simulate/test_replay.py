@@ -466,7 +466,7 @@ def test_no_policy_is_through_before_the_fluid_bound(gpus: int) -> None:
 def test_long_cells_are_less_than_four_times_slower_near_nine_tenths_of_the_devices() -> None:
     """A generated week but one, whose cells use 24 GPUs for 87 % of the time; the bound from demand alone is printed
     beside what was measured."""
-    result = Replay(generate(2, sessions=40, days=6), Hardware(gpus=24)).run()
+    result = Replay(generate(2, sessions=40, days=6), ReplayHardware(gpus=24)).run()
     assert 0.85 < result.used_ns / (24 * result.planned_ns) < 0.9
     lengths, slow = zip(*((run, took / run) for _, run, took in result.done if run > 4 * HOUR_NS), strict=True)
     assert len(lengths) >= 15
