@@ -10,7 +10,7 @@ that may be taken (``_Moments``), an idle holder has rested, a quota of device t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -485,8 +485,8 @@ class Schedule:
         """For a further turn that waits: when a pause is no longer kept from it, since shares change with time."""
         if lease.promise or not preemption.lets_pauses_pass(lease, now_ns, self.policy):
             return
-        everywhere = takeable.leases is None
-        leases = (one for here in state.on_node.values() for one in here) if everywhere else takeable.leases or ()
+        everyone = (one for here in state.on_node.values() for one in here)
+        leases: Iterable[LeaseId] = everyone if takeable.leases is None else takeable.leases
         for other in map(state.leases.__getitem__, leases):
             if other.status is LeaseStatus.ACTIVE:
                 self._moments.add(preemption.kept_in_pause_until_ns(other, lease, state, now_ns, self.policy))
