@@ -118,7 +118,8 @@ def test_what_a_function_has_of_a_library_is_not_looked_for_as_lost(
         return encoded(space, names, *args, **named)
 
     monkeypatch.setattr(Space, "_encoded", noted)
-    assert nb.space._lost([], ("scale",)) == {}
+    with nb.at_home():
+        assert nb.space._lost([], ("scale",)) == {}
     assert looked == []
     assert nb.here("scale.extra = [1]") is None
     nb.there("kept = scale.__annotations__['x'], scale.extra, scale(2)")

@@ -319,6 +319,10 @@ steps = st.one_of(
     st.builds("{} = Box()".format, names),
     st.builds("del {}".format, names),
     st.builds("{}['k'][0] = 9; {}['k'] = 0".format, names, names),
+    st.builds("{}['k'].append(5); del {}['k']".format, names, names),
+    st.builds("{}['z'] = np.zeros(2)".format, names),
+    st.builds("{} = {}['k']".format, names, names),
+    st.builds("{}, {}".format, names, names),
     st.builds("{} = tuple([{}, {}])".format, names, names, names),
     st.builds("{} = eval('[{}, total]')".format, names, names),
     st.builds("exec('{}.append(5)')".format, names),
@@ -510,6 +514,12 @@ def test_a_name_that_a_function_does_not_read_any_more_is_not_sent_with_it(nb: N
         ("x = [1]; y = x", "x.append(2); del x", [1, 2]),
         ("import numpy as np\nx = np.zeros(2); y = x", "x += 1; x = 5", [1, 1]),
         ("x = [[1]]; y = x[0]", "x[0].append(2); x = [9]", [1, 2]),
+        ("y = [1]; x = {'k': y}", "x['k'].append(2); del x['k']", [1, 2]),
+        ("y = [1]; x = {'k': y}", "x['k'].append(2); del x['k']; x = 5", [1, 2]),
+        ("y = [1]; x = {'k': y}; y.append(x); y.reverse()", "x['k'].reverse(); x['k'].pop(); del x['k']", [1]),
+        ("import numpy as np\ny = [1]; x = {'k': y, 'z': np.zeros(2)}", "x['k'].append(2); del x['k']", [1, 2]),
+        ("import numpy as np\ny = [1]; x = [np.zeros(2), y]", "x.pop().append(2); x = 5", [1, 2]),
+        ("import numpy as np\ny = np.zeros(2); x = [y]", "x.pop()[:] = 3", [3, 3]),
     ],
 )
 def test_what_a_cell_changed_before_it_bound_its_name_anew_is_changed_for_other_names(
@@ -521,6 +531,49 @@ def test_what_a_cell_changed_before_it_bound_its_name_anew_is_changed_for_other_
     assert list(nb.names["y"]) == expected
     assert nb.there("said = list(y)") is None
     assert nb.names["said"] == expected
+
+
+@pytest.mark.parametrize("beside", ["0", "np.zeros(2)"])
+def test_what_a_name_never_led_to_is_not_sent_with_what_it_let_go_of(nb: Notebook, beside: str) -> None:
+    """The notebook has changed it meanwhile, and the cell does not read it: what the device has of it is old."""
+    assert nb.there(f"import numpy as np\ny = [1]; w = [0]; x = {{'k': y, 'z': {beside}}}; both = [y, w]") is None
+    nb.here("w.append(5)")
+    assert nb.there("x['k'].append(2); del x['k']") is None
+    assert (nb.names["y"], nb.names["w"]) == ([1, 2], [0, 5])
+    assert nb.names["both"][1] is nb.names["w"]
+
+
+def test_what_is_made_anew_under_a_name_that_a_cell_deleted_is_sent(nb: Notebook) -> None:
+    """Also if it is just as what the cell deleted."""
+    nb.here("class Box:\n    v = None\nd = Box()")
+    nb.there("d")
+    nb.there("del d")
+    nb.here("d = Box()")
+    assert nb.there("a = d") is None
+    assert nb.names["a"] is nb.names["d"]
+
+
+@pytest.mark.parametrize(
+    ("made", "again", "changed", "expected"),
+    [
+        ("a = [1]", "a = [1]; c = a", "a.append(2)", "[1, 2]"),
+        ("a = {'k': 1}", "a = {'k': 1}; c = a", "a['k'] = 2", "{'k': 2}"),
+        ("a = [[1]]", "a[0] = [1]; c = a[0]", "a[0].append(2)", "[1, 2]"),
+        ("c = [1]; a = {'k': c}", "c = [1]; a = {'k': c}", "a['k'].append(2)", "[1, 2]"),
+        ("import numpy as np\na = np.zeros(2)", "a = np.zeros(2); c = a", "a[0] = 2", "np.array([2.0, 0.0])"),
+        ("class Box:\n    v = [1]\na = Box()", "a = Box(); c = a", "a.v = [1, 2]", "a"),
+    ],
+)
+def test_a_cell_run_again_here_makes_objects_just_like_the_old_ones_and_they_are_others(
+    nb: Notebook, made: str, again: str, changed: str, expected: str
+) -> None:
+    """What the device then does to them is seen under the notebook's other names for them."""
+    nb.here(made)
+    nb.there("a")
+    nb.here(again)
+    assert nb.there(changed) is None
+    assert nb.here(f"said = repr(c) == repr({expected})") is None
+    assert nb.names["said"] is True
 
 
 def test_what_only_another_name_holds_is_not_sent_with_every_cell(nb: Notebook) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.namespace import Shared
 from sublet.notebook.parcels import LOST, Outgoing
 from sublet.notebook.remote_value import RemoteValue, any_handles
-from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots, is_long
+from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots, is_long, met_by_name
 from sublet.state.transfer.changes import chunk_hash
 from sublet.state.transfer.encoded import BufferKind, EncodedBuffer
 from sublet.state.transfer.memory import memory_at
@@ -20,6 +21,7 @@ from sublet.values import format_size
 
 SMALL_BYTES: Final = 256 * 1024
 """This much is always sent: names that have less stand together in one group."""
+NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
 ARROW_MAX: Final = 64 << 20
 """Bytes of a column of text that is hashed at each look, which takes 10 ms. Larger ones are told by their address."""
 
@@ -30,6 +32,32 @@ def digest(group: ObjectGroup) -> bytes:
     buffers = group.encoded.buffers
     said = [_content_key(one) for one in buffers]
     return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
+
+
+class ObjectIds(NamedTuple):
+    """Which objects a group had that can change. Others may be just like them, and so have the same digest."""
+
+    numbers: tuple[int, ...]
+    """Of these objects in the encoding."""
+    ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, group: ObjectGroup, can_change: Callable[[Any], bool]) -> ObjectIds:
+        met = _met(group)
+        numbers = tuple(n for n, one in met.items() if n and can_change(one))  # 0: what holds the names, made for it
+        return cls(numbers, _ids(met, numbers))
+
+    def are_of(self, group: ObjectGroup) -> bool:
+        """Whether the group, whose digest is the same, has the very same ones."""
+        return _ids(_met(group), self.numbers) == self.ids
+
+
+def _met(group: ObjectGroup) -> Mapping[int, Any]:
+    return (group.encoded.met or NOTHING) if group.plain is None else met_by_name(group.plain)
+
+
+def _ids(met: Mapping[int, Any], numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(id, map(met.get, numbers)))
 
 
 def is_told_by_digest(buffer: EncodedBuffer) -> bool:

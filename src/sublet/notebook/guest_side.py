@@ -129,6 +129,7 @@ def place(
     old = {name: NotKept(0) for name in _results - reads if name in space.names}
     space.names.update(old)  # so that this cell's result is new, also if it is the same object under the same name
     _results.clear()
+    space.note_read(reads)
     _before = _Before(reads, aside, number, deletes, is_open=True, unders=binds & LAST_RESULTS)
     _bound.noted(space.names, (*aside, *deletes, *old))
     guest_persistence.begin(number, reads, _bound, room, around)
@@ -178,7 +179,9 @@ def place_fetched(
         taken = space.take(parcels, newer=_before.reads)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *back, *held))
     aside = {name: value for name, value in _before.aside.items() if name not in names and name not in held}
-    _before = _before._replace(reads=_before.reads | names | held.keys(), aside=aside)
+    more = names | held.keys()
+    space.note_read(more, _before.reads)
+    _before = _before._replace(reads=_before.reads | more, aside=aside)
     guest_persistence.read_as_well(names, handles.values())
     _check(taken)
     on_demand.answer()

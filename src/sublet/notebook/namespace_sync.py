@@ -24,6 +24,7 @@ from sublet.errors import Unpicklable
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.groups import (
     ContainerSnapshot,
+    ObjectIds,
     blamed,
     blamed_beside,
     digest,
@@ -75,6 +76,7 @@ NOTEBOOK, GUEST = 0, 1
 """The two sides."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
+NOT_AGREED: Final = (b"", None)
 _NONE: Final = object()
 """What a name has that is not there."""
 QUICK_BYTES: Final = 256 * 1024
@@ -211,8 +213,9 @@ class Space:
         self.names = names
         self._identities = Identities(side, names)
         self._finder = ChangeFinder() if finder is None else finder
-        self._agreed: dict[tuple[str, ...], bytes] = {}
-        """Groups, and what each was when the sides agreed; its memory the finder remembers."""
+        self._agreed: dict[tuple[str, ...], tuple[bytes, ObjectIds | None]] = {}
+        """Groups, and what each was when the sides agreed: its digest, and its objects if it was encoded here. Its
+        memory the finder remembers."""
         self._figures: dict[int, Any] = {}
         """Figures that were pickled for what is being looked at: no code of the program runs meanwhile."""
         self._kinds: dict[type, Any] = {}
@@ -258,6 +261,8 @@ class Space:
         """Names that code reads which runs while other names are unpickled: they cross before those."""
         self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
         """What was taken and is still to be remembered."""
+        self._led_to: set[int] = set()
+        """Ids of what names without a graph led to when the cell began that reads them (``note_read``)."""
 
     def visible(self) -> set[str]:
         """The names that are the notebook's own."""
@@ -457,13 +462,7 @@ class Space:
         """The other side has it now."""
         self._lodging.sent()
         self._shared.add(what.names)
-        self._shared.remove(what.gone)
-        self._identities.forget_names(what.gone)
-        for name in what.gone:
-            self._still.pop(name, None)
-            self._graphs.pop(name, None)
-            self._untold.pop(name, None)
-            self._values.pop(name, None)
+        self._forget_names(what.gone)
 
     @_without_collections
     def take(
@@ -533,13 +532,7 @@ class Space:
             self._identities.note(parcel.names, parcel.own, here, parcel.known)
         for name in gone:
             self.names.pop(name, None)
-        self._shared.remove(gone)
-        self._identities.forget_names(gone)
-        for name in gone:
-            self._still.pop(name, None)
-            self._graphs.pop(name, None)
-            self._untold.pop(name, None)
-            self._values.pop(name, None)
+        self._forget_names(gone)
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
         if settled:
@@ -648,7 +641,7 @@ class Space:
         group = ObjectGroup(
             names=names, encoded=Encoded(head=arrived.head, buffers=(), met=met), is_joined=arrived.is_joined
         )
-        self._record_agreed(group, digest(group))
+        self._record_agreed(group, digest(group), is_told_by_graph=True)
         return True
 
     def invalidate(self, names: Iterable[str]) -> None:
@@ -707,21 +700,27 @@ class Space:
             found_at_once = set(map(id, held)).union(*map(_of_code, held))
             left = [value for value in lost if id(value) not in found_at_once]
             left = _unmet(left, self._encoded(beside, HomeRules(), Outgoing(), must=False)) if left else []
-            seen = self._held_before(names).union(map(id, left))
-            lost = [value for value in lost if id(value) in seen]
+            led_to = self._changed_before(names).union(self._led_to, map(id, left))
+            lost = [value for value in lost if id(value) in led_to]
         found = _sendable([value for value in lost if not self._is_untouched(value)])
         return {LOST: found} if found else {}  # one by one each would have to say again what they share
 
-    def _held_before(self, names: Iterable[str]) -> set[int]:
-        """Ids of what those of these names held when they were agreed on that hold something else now: a cell may have
-        changed it before it bound them anew."""
-        before = {name: self._values[name] for name in names if name in self._values}
-        old = {name: value for name, value in before.items() if self.names.get(name) is not value}
-        rules, found = HomeRules(), set[int]()
-        for name, value in old.items():
-            with contextlib.suppress(Unpicklable):
-                found |= _ids_of(group.remembering(rules) for group in encode_roots({name: value}, rules=rules))
-        return found
+    def note_read(self, names: Set[str], before: Set[str] = frozenset()) -> None:
+        """A cell is about to read these names; ``before``: what it has read already, nothing as it begins. Objects that
+        crossed with them may be held by names that it does not read as well, so it is noted what these lead to now,
+        where their graphs do not tell it."""
+        reads = names | before
+        mixed = {
+            name
+            for name in names & self.names.keys() - self._graphs.keys()
+            if not is_part_kind(type(self.names[name])) and not self._identities.crossed_with((name,)) <= reads
+        }
+        self._led_to = (self._led_to if before else set()) | (self._ids_held_by(mixed) if mixed else set())
+
+    def _changed_before(self, names: Iterable[str]) -> set[int]:
+        """Ids of what these names led to when they were agreed on, and what is not as it was."""
+        graphs = {name: graph for name in names if (graph := self._graphs.get(name)) is not None}
+        return {changed for name, graph in graphs.items() for changed in graph.changed(name)}
 
     def _unchanged_before(self, names: Iterable[str]) -> set[int]:
         """Ids of the objects that some of these names held when they were agreed on, where they hold others now and
@@ -899,8 +898,10 @@ class Space:
         longer."""
         return group.names in parts or group.encoded.nbytes <= LARGE_BYTES or self._is_agreed(group)
 
-    def _is_agreed(self, group: ObjectGroup) -> bool:
-        return self._agreed.get(group.names) == digest(group)
+    def _is_agreed(self, group: ObjectGroup, now: bytes = b"") -> bool:
+        """Whether it is as it was agreed on, with the very same objects; ``now``: its digest, if that is known."""
+        before, objects = self._agreed.get(group.names, NOT_AGREED)
+        return before == (now or digest(group)) and objects is not None and objects.are_of(group)
 
     def _read_first(self, names: Iterable[str]) -> bool:
         """Functions and classes among these read others in turn. Whether any is new."""
@@ -928,7 +929,7 @@ class Space:
         if group.is_still:
             return True, ()
         now = digest(group)
-        same = self._agreed.get(group.names) == now
+        same = self._is_agreed(group, now)
         if not must and group.names not in self._agreed and self._is_within_agreed(group.names):
             return True, ()
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
@@ -944,7 +945,7 @@ class Space:
             return False
         groups = self._encoded(whole, HomeRules(), Outgoing(), must=False)
         return {group.names for group in groups} == before and all(
-            self._agreed.get(group.names) == digest(group)
+            self._is_agreed(group)
             and not any(self._compared((group.names, n), one)[0] for n, one in enumerate(group.encoded.buffers))
             for group in groups
         )
@@ -1052,20 +1053,31 @@ class Space:
         else:
             self._graphs |= zip(names, known, strict=True)
 
+    def _forget_names(self, gone: Iterable[str]) -> None:
+        """The other side does not have these any more: what comes under one of them next is new, also if it is as what
+        was agreed on."""
+        self._shared.remove(gone)
+        self._identities.forget_names(gone)
+        for name in gone:
+            self._agreed.pop(self._group_of.get(name, ()), None)
+            for known in (self._still, self._graphs, self._untold, self._values):
+                known.pop(name, None)
+
     def _forget_graphs(self, names: Set[str]) -> None:
         """Of all that shares objects with these."""
         doubtful = {name for name, graph in self._graphs.items() if not names.isdisjoint(graph.values)}
         self._graphs = {name: graph for name, graph in self._graphs.items() if name not in doubtful}
 
-    def _record_agreed(self, group: ObjectGroup, digest: bytes) -> None:
-        """A name was in another group before, perhaps: what was agreed on then is over."""
+    def _record_agreed(self, group: ObjectGroup, digest: bytes, *, is_told_by_graph: bool = False) -> None:
+        """A name was in another group before, perhaps: what was agreed on then is over. ``is_told_by_graph``: it was
+        not encoded, so its objects have no numbers."""
         names = group.names
         self._still = {name: one for name, one in self._still.items() if name not in names} if self._still else {}
         if group.plain is not None and len(names) == 1 and (taken := snapshot(self.names.get(names[0]))) is not None:
             self._still[names[0]] = taken
         self._note_group(names, is_joined=group.is_joined)
         self._note_graphs(names)
-        self._agreed[names] = digest
+        self._agreed[names] = digest, None if is_told_by_graph else ObjectIds.of(group, can_change)
         for name in names:
             value = self.names.get(name)
             if type(value) in ATOMS and sys.getsizeof(value) > QUICK_BYTES:
@@ -1107,7 +1119,7 @@ class Space:
     def _can_wait(self, group: ObjectGroup) -> bool:
         """Whether it is as it was, but perhaps for memory of which the kernel knows what was written to."""
         large = [(n, one) for n, one in enumerate(group.encoded.buffers) if one.kind is not BufferKind.SMALL]
-        if not large or self._agreed.get(group.names) != digest(group):
+        if not large or not self._is_agreed(group):
             return False
         return all(self._lodging.can_wait((group.names, n), one) for n, one in large)
 

@@ -261,6 +261,13 @@ class _Node(NamedTuple):
         return now is before or (len(now) == len(before) and all(map(is_, now, before)))
 
 
+def _is_same(node: _Node) -> bool:
+    try:
+        return node.is_same()
+    except Exception:  # noqa: BLE001 - a thread changes it meanwhile, or something of it is gone
+        return False
+
+
 class Graph:
     """The values of names that share objects, as they were."""
 
@@ -272,10 +279,12 @@ class Graph:
 
     def is_same(self) -> bool:
         """Whether each of the objects refers to the very same ones."""
-        try:
-            return all(node.is_same() for node in self.nodes.values())
-        except Exception:  # noqa: BLE001 - a thread changes it meanwhile, or something of it is gone
-            return False
+        return all(map(_is_same, self.nodes.values()))
+
+    def changed(self, name: str) -> set[int]:
+        """Ids of the objects that this name led to and that do not refer to the very same ones any more."""
+        nodes = self._followed(frozenset((name,)))[0]
+        return {key for key, node in nodes.items() if not _is_same(node)}
 
     def part(self, names: frozenset[str]) -> GraphPart:
         """What these of its names lead to."""
