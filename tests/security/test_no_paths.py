@@ -87,6 +87,7 @@ ALLOWED = {
     "node.sandbox.landlock": (1, BEHIND),
     "node.sandbox.probe": (2, BEHIND),
     "node.sandbox.root": (12, BEHIND),
+    "node.sandbox.trial": (1, "a new folder in /tmp by a name that nobody can guess; mkdir refuses one that is there"),
     "node.sandbox.uids": (8, PRIVATE),
     "node.processes.launch": (1, KERNEL),
     "node.supervisor.locks": (5, OF_ALL),
