@@ -68,8 +68,6 @@ class ReductionRefused(TypeError):
     """A rule says that this object cannot travel; the text says what it is."""
 
 
-RULES_KEPT: Final = 4096
-"""Classes of libraries whose rules are kept."""
 PLAIN_KINDS: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
 ARROW_PADDING_BYTES: Final = 4096
 """What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
@@ -101,8 +99,6 @@ class EncodingRules:
         self.of_kinds: dict[type, tuple[Rule | str | None, Mapping[int, tuple[str, str]]]] = {}
         """Of each type that was met its rule, or the name of that if it is a method, and its objects that modules have
         under a name. ``anew`` hands them on."""
-        self._kept: dict[type, Rule | str | None] | None = None
-        """The same of classes of libraries, for all encodings; None until it is asked for."""
         self._cells: set[int] = set()
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
         self._alike: dict[tuple[int, int], tuple[types.FunctionType, Any, Any, Any]] = {}
@@ -150,28 +146,13 @@ class EncodingRules:
     def _rule_of(self, kind: type) -> Rule | None:
         """Looked for once for all encodings of the same values: that takes longer than to ask it."""
         if kind not in self.of_kinds:
-            self.of_kinds[kind] = self._found_rule(kind), _of_modules(kind)
+            found: Rule | str | None = self._rule_for(kind)
+            if isinstance(found, types.MethodType) and found.__self__ is self:
+                found = found.__name__
+            self.of_kinds[kind] = found, _of_modules(kind)
         rule, known = self.of_kinds[kind]
         rule = getattr(self, rule) if isinstance(rule, str) else rule
         return self._unless_of_module(kind, rule, known) if known else rule
-
-    def _found_rule(self, kind: type) -> Rule | str | None:
-        """The rule for a class, or its name if it is a method. The rule for a class of a library is kept for later
-        encodings while the same libraries are loaded."""
-        home = kind.__module__
-        if type(home) is not str or home in MAINS or not _is_installed(home.partition(".")[0]):
-            return self._named_rule(kind)
-        if self._kept is None:
-            self._kept = _rules_of_libraries.setdefault((type(self), _libraries()), {})
-        if kind not in self._kept:
-            if len(self._kept) >= RULES_KEPT:  # some libraries make a class for each call
-                self._kept.clear()
-            self._kept[kind] = self._named_rule(kind)
-        return self._kept[kind]
-
-    def _named_rule(self, kind: type) -> Rule | str | None:
-        found = self._rule_for(kind)
-        return found.__name__ if isinstance(found, types.MethodType) and found.__self__ is self else found
 
     def _unless_of_module(self, kind: type, rule: Rule | None, known: Mapping[int, tuple[str, str]]) -> Rule:
         """An object that its library has under a name, such as ``matplotlib.rcParams``, is the library's own: it goes
@@ -883,19 +864,6 @@ def loaded(name: str) -> Any:
     """A module, if the program has it whole: another thread may be importing it just now."""
     module = sys.modules.get(name)
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
-
-
-def _libraries() -> tuple[bool, ...]:
-    """Which of the libraries are loaded that a rule may be for."""
-    whole = [loaded(name) is not None for name in ("numpy", "torch", "pandas")]
-    return (*whole, *map(sys.modules.__contains__, _ALSO_RULED))
-
-
-_ALSO_RULED: Final = (
-    *("torch.nn.utils.parametrize", "matplotlib.figure", "PIL.Image", "PIL.ImageDraw", "pandas._libs.internals"),
-    *("pandas.core.arrays.arrow.array", "comm.base_comm", "IPython.core.interactiveshell"),
-)
-_rules_of_libraries: Final[dict[tuple[type, tuple[bool, ...]], dict[type, Rule | str | None]]] = {}
 
 
 def behind(proxy: Any) -> Any:
