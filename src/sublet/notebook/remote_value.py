@@ -37,7 +37,7 @@ class Keeper(Protocol):
 class RemoteValue:
     """Stands in the notebook for a value that is only in the guest. Cells on the device use it under the same name.
 
-    Its own attributes have names that the value's hardly have: to ``file.name`` it must not answer for itself."""
+    Its own attributes have names that values rarely have: asked for ``file.name``, it must not give its own name."""
 
     __slots__ = ("__weakref__", "_about", "_keeper", "_kernel", "_lost")
 

@@ -4,11 +4,10 @@
 
 For each card, a few at a time: the program that cleans it after a lease runs, as a supervisor has it run, and
 overwrites 2 MiB. A process opens the driver twice, by NVML and by CUDA. Then a small guest of each profile, in a
-control group with limits, writes 2 MiB and reads them back: one of tenant local, while which NVML is asked whether it
-lists its pid, and, where the card's own device files (named behind its UUID) are here, one behind the walls of other
-tenants. It writes one ``Rehearsal`` as JSON in a line for each card. The
-office runs it in the environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu``
-shows every step.
+control group with limits, writes 2 MiB and reads them back: one of tenant local, and, where the card's own device files
+(named behind its UUID) are here, one behind the walls of other tenants. While the first runs, NVML is asked whether it
+lists its pid. The program writes one ``Rehearsal`` as JSON in a line for each card. The office runs it in the
+environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu`` shows every step.
 """
 
 from __future__ import annotations

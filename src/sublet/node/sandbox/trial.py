@@ -9,8 +9,8 @@ guest is started as a supervisor does it: a lease of one card, which has these d
 with the limits of such a lease, and for profile ``tenant`` the walls. It is ended when the other end of that pipe
 is closed. Nothing of it is left.
 
-The second becomes a guest behind the walls of a tenant, for who suspends it: what is suspended can only be killed, so
-nothing is made that would be left then.
+The second becomes such a guest itself, behind the walls of a tenant, so that suspending can be tried on it. A suspended
+process can only be killed, so it makes nothing that would be left behind then.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class FreeRooms:
     def have_room_outside(self, closed: Container[NodeId], wants: tuple[Want, ...]) -> bool:
         """The same on a node that is not closed."""
         rooms = {node: here for node, here in self._rooms.items() if node not in closed}
-        return fit(wants, LOCAL_TENANT, rooms, mix=True) is not None  # who may have most
+        return fit(wants, LOCAL_TENANT, rooms, mix=True) is not None  # to whom every room is open
 
 
 def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
@@ -108,7 +108,7 @@ def _on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, 
     parts: list[Part] = []
     for want in wants:
         taken = {part.resource for part in parts} if parts else ()  # `count` devices are different devices
-        least = want.amount  # by which most rooms of a full node are left out without a call
+        least = want.amount  # leaves out most rooms of a full node before the call
         fitting = [
             room
             for room in rooms

@@ -683,12 +683,12 @@ class _Moments:
                 self._known.add(entry)
                 heappush(self._heap, entry)
                 if len(self._heap) > self._most:
-                    self._heap = [known for known in self._heap if self._is_one(known)]
+                    self._heap = [known for known in self._heap if self._is_current(known)]
                     heapify(self._heap)
                     self._known, self._most = set(self._heap), 2 * len(self._heap) + STALE_MOMENTS_MAX
 
     def next_ns(self) -> int | None:
-        while self._heap and not self._is_one(self._heap[0]):
+        while self._heap and not self._is_current(self._heap[0]):
             self._known.discard(heappop(self._heap))
         return self._heap[0][0] if self._heap else None
 
@@ -698,10 +698,10 @@ class _Moments:
         while self._heap and self._heap[0][0] <= now_ns:
             entry = heappop(self._heap)
             self._known.discard(entry)
-            come = come or self._is_one(entry)
+            come = come or self._is_current(entry)
         return come
 
-    def _is_one(self, entry: tuple[int, LeaseId]) -> bool:
+    def _is_current(self, entry: tuple[int, LeaseId]) -> bool:
         at_ns, lease_id = entry
         lease = self._state.leases.get(lease_id)
         return lease_id == _OF_NO_LEASE or (lease is not None and at_ns in map(self._in_steps, self._of(lease)))
