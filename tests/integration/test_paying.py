@@ -37,14 +37,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     asyncio.set_event_loop(None)  # nbclient and tornado ask for the thread's loop; ours are closed by asyncio.run
 
 
-def test_each_program_pays_for_the_gpus_of_its_leases(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def notebook_of(path: Path, *cells: str) -> str:
     book = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
-    book.cells.append(nbformat.v4.new_code_cell("#SUBLET --vram 256MiB --pay-priority\nx = 1"))  # type: ignore[no-untyped-call]
-    book.cells.append(nbformat.v4.new_code_cell("%%gpu\ny = x + 1"))  # type: ignore[no-untyped-call]
-    nbformat.write(book, tmp_path / "work.ipynb")  # type: ignore[no-untyped-call]
-    notebook, out, gpu = str(tmp_path / "work.ipynb"), str(tmp_path / "done.ipynb"), ("--gpu", "256MiB")
+    book.cells.extend(nbformat.v4.new_code_cell(cell) for cell in cells)  # type: ignore[no-untyped-call]
+    nbformat.write(book, path)  # type: ignore[no-untyped-call]
+    return str(path)
+
+
+def test_each_program_pays_for_the_gpus_of_its_leases(home: Path, tmp_path: Path) -> None:
+    cells = notebook_of(
+        tmp_path / "cells.ipynb",
+        "#SUBLET --vram 256MiB\nx = 1",
+        "%%gpu --pay-priority\ny = x + 1",
+        "%gpu release\n%env SUBLET_SESSION=thesis",  # the session pays, and no cell says so
+        "%%gpu\nz = y + 1",
+    )
+    whole = notebook_of(tmp_path / "whole.ipynb", "#SUBLET --vram 256MiB --pay-priority --lease whole\nx = 1")
+    out, gpu = str(tmp_path / "done.ipynb"), ("--gpu", "256MiB")
     script = tmp_path / "script.py"
     script.write_text("print('done')\n")
 
@@ -58,23 +67,17 @@ def test_each_program_pays_for_the_gpus_of_its_leases(
 
         assert main(["run", *gpu, "--pay-priority", "--", "true"]) == 0
         note("run")
-        assert main(["nb", "run", notebook, "-o", out]) == 0
-        note("a cell")
-        assert main(["nb", "run", notebook, "-o", out, "--lease", "whole"]) == 0
+        assert main(["session", "start", "thesis", "--vram", "256MiB", "--pay-priority"]) == 0
+        note("a session")
+        assert main(["session", "rest", "thesis"]) == 0
+        assert main(["nb", "run", cells, "-o", out]) == 0
+        note("a cell, and a cell of the session")
+        of_session = [line for line in fabric.bill(by="session") if line.key and line.priority_cost]
+        assert [line.leases for line in of_session] == [2], "its first lease, and the cell's"
+        assert main(["nb", "run", whole, "-o", out]) == 0
         note("a whole notebook")
         assert main(["train", str(script), *gpu, "--pay-priority", "--state", "64MiB"]) == 0
         note("training")
         assert list(jobs.map(abs, [-3], gpu="256MiB", want=1, pay_priority=True, name="paid", fabric=fabric)) == [3]
         note("a job")
-        assert main(["session", "start", "thesis", "--vram", "256MiB", "--pay-priority"]) == 0
-        note("a session")
-        assert main(["session", "rest", "thesis"]) == 0
-        monkeypatch.setenv("SUBLET_SESSION", "thesis")
-        book.cells[0].source = "x = 1"  # the session says it, and no cell does
-        nbformat.write(book, tmp_path / "work.ipynb")  # type: ignore[no-untyped-call]
-        assert main(["nb", "run", notebook, "-o", out]) == 0
-        note("a cell of the session")
-        of_session = [line for line in fabric.bill(by="session") if line.key and line.priority_cost]
-        assert [line.leases for line in of_session] == [2], "its first lease, and the cell's"
-    assert paid == sorted(set(paid)), "each of them had a lease of its own"
-    assert len(paid) == 7
+    assert paid == [1, 2, 4, 5, 6, 7], "each of them had a lease of its own"

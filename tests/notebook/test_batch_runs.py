@@ -310,23 +310,25 @@ LOSES = (
         "{gpu}import time\nfrom pathlib import Path\nfirst = not Path('mark').exists()\nPath('mark').touch()\n"
         "kept.append(2)\nif first: time.sleep(60)"
     ),
-    "kept",
+    "import os; kept, os.environ['OF_THE_USER']",
 )
 
 
 @pytest.mark.parametrize(("lease", "background"), [("cells", True), ("whole", False)])
 def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_left(
-    tmp_path: Path, lease: str, background: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: str, background: bool
 ) -> None:
-    """In a guest of one lease as in an ordinary kernel whose cells have their own. The leases of a job in the
-    background are bound to no process, since it goes on under another one; those of a job in the foreground are."""
+    """In a guest of one lease as in an ordinary kernel whose cells have their own; both have the user's environment.
+    The leases of a job in the background are bound to no process, since it goes on under another one; those of a job in
+    the foreground are."""
+    monkeypatch.setenv("OF_THE_USER", "seen")
     cells = [cell.format(gpu="%%gpu\n" if lease == "cells" else "") for cell in LOSES]
     job = job_of(tmp_path, *cells, lease=lease, background=background, vram_bytes=256 << 20, ttl_ns=60 * NS_PER_S)
     taking = Taking(2, tmp_path / "mark")
     record = Runner(job, taking).run()
     taking.other.wait(PATIENCE_S)
     assert (record.state, record.done, record.again, record.runs) == (JobState.DONE, 3, 1, 1), record
-    assert texts(job.executed)[2] == "[1, 2]"
+    assert texts(job.executed)[2] == "([1, 2], 'seen')"
     assert "operator" in taking.told[1]
     assert "2 leases" in job.page.read_text()
     assert (tmp_path / "bound").read_text() == ("None" if background else str(os.getpid()))

@@ -219,12 +219,14 @@ class WholeKernel(_Kernel):
         )
 
     def _started(self) -> KernelGuest:
+        from sublet.client.guests import environment
         from sublet.compute.kernel_guest import KernelGuest
 
         assert self.lease is not None
         volume = self._volume
         folder, place = (self._folder, None) if volume is None else ("", volume.lease)
-        return KernelGuest(self.lease, cwd=folder, env=self._env, name="notebook", volume=place)
+        env = {**environment(self.lease, None), **self._env}
+        return KernelGuest(self.lease, cwd=folder, env=env, name="notebook", volume=place)
 
     def _own_volume(self) -> KernelVolume | None:
         from sublet.compute.shown import sees_our_folders
