@@ -156,7 +156,10 @@ def test_a_mark_stands_before_each_statement_and_changes_nothing_else() -> None:
 # ------------------------------------------------------------------------------------ a small project, and its tests
 
 MODULE: Final = "def is_over(now: int, end: int) -> bool:\n    return now >= end > 0\n"
-WEAK: Final = "from sublet.lease.over import is_over\n\ndef test_over():\n    assert is_over(2, 2)\n"
+WEAK: Final = (
+    "import os\nfrom sublet.lease.over import is_over\n\n"
+    "def test_over():\n    assert os.getppid() != 1, 'orphans become children of process 1'\n    assert is_over(2, 2)\n"
+)
 STRONG: Final = WEAK + "    assert is_over(1, 1)\n    assert not is_over(0, 0)\n"
 
 

@@ -175,7 +175,7 @@ class ReplicatedIdempotencyStore:
                 case OperationDone():
                     return said
                 case OperationRefused(why=OutcomeReason.VERSION):
-                    fresh = tenure.ballot is not None
+                    fresh = True  # the tenure has what was found just now; one that is over is opened anew
                 case OperationRefused() | OperationUnknown():
                     raise_for(result, self._what())
         raise CheckpointFailed(

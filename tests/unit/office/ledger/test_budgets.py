@@ -364,6 +364,21 @@ def test_the_group_in_which_it_was_asked_for_pays_for_a_lease_that_waited() -> N
     assert_as_billed(bench)
 
 
+def test_a_request_that_waits_is_not_kept_back_by_the_budget_of_a_group_that_does_not_pay_for_it() -> None:
+    """Ann asked in no group, and waits. She joins the course, whose budget is used up: her next request is refused."""
+    bench = Bench()
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    bench.do(cmd.SetTenant(tenant=BEN, group=COURSE))
+    budget(bench, 0.01, group=True)
+    theirs = bench.granted(tenant=BEN, ttl_s=24 * HOUR)
+    waiting = bench.queued(tenant=ANN, ttl_s=HOUR)
+    bench.do(cmd.SetTenant(tenant=ANN, group=COURSE))
+    bench.wait(70)
+    assert theirs.end is not None
+    assert status(waiting) is LeaseStatus.GRANTED
+    assert "group course" in bench.refused(tenant=ANN).reason
+
+
 def test_a_later_end_that_was_announced_is_drawn_forward() -> None:
     """A drain in two hours does not let a lease outlive its budget."""
     bench = Bench()

@@ -19,6 +19,7 @@ from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import GroupRecord, LeaseRecord, Now, Quota, ReservationRecord, Span
 from sublet.office.ledger.state import State
 from sublet.values import (
+    GIB,
     GroupId,
     Kind,
     LeaseId,
@@ -29,7 +30,7 @@ from sublet.values import (
     TenantId,
     Tier,
 )
-from sublet.wire.orders import Fault
+from sublet.wire.orders import Device, Failed, Fault
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds
 
 COURSE, LAB = GroupId("course"), GroupId("lab")
@@ -565,6 +566,61 @@ def test_a_reservation_that_is_shorter_than_what_is_kept_from_lending_is_over_at
     bench.wait(1)
     assert status(waiting) is LeaseStatus.GRANTED
     assert kept(bench) == []
+
+
+def test_a_lease_that_is_still_in_the_way_keeps_its_notice_when_other_devices_are_chosen() -> None:
+    """It has one of the reserved devices, and another one of these fails. A further notice would give it more time."""
+    bench = office(gpus=5)
+    both, alone = busy(bench, BEN, count=2, tier=Tier.SPOT), busy(bench, BEN)
+    reserve(bench, gpus=3)
+    bench.wait(START - LEAD - 1000)
+    assert kept(bench) == ["gpu0", "gpu3", "gpu4"]
+    before = both.notice
+    assert before is not None
+    bench.wait(10)
+    bench.idle(alone)
+    bench.report(Fault(node=NodeId("n1"), resource=ResourceId("gpu3"), detail="Xid 79"))
+    assert kept(bench) == ["gpu0", "gpu2", "gpu4"]
+    assert both.notice == before
+
+
+def test_a_device_that_could_not_be_cleaned_is_not_reserved_until_it_is_cleared() -> None:
+    bench = office(gpus=1)
+    lease = busy(bench, BEN)
+    bench.obedient = False
+    bench.release(lease)
+    assert lease.epoch is not None
+    (gpu0,) = (part.resource for part in lease.parts)
+    bench.report(Failed(node=NodeId("n1"), lease=lease.id, epoch=lease.epoch, resource=gpu0, detail="not clean"))
+    bench.unsent.clear()
+    bench.obedient = True
+    reserve(bench, gpus=1)
+    bench.wait(START - 1000)
+    assert (kept(bench), began(bench)) == ([], [0])
+    bench.do(cmd.ClearFence(resource=gpu0, vouch=True))
+    assert kept(bench) == [gpu0]
+
+
+def test_a_part_of_a_card_is_no_device_that_can_be_reserved() -> None:
+    part = Device(id=ResourceId("part"), kind=Kind.GPU, capacity=8 * GIB, partition=True)
+    bench = office(1, POLICY)
+    bench.do(cmd.NodeUp(inventory=inventory("n2", part)))
+    assert "are more than there are (1)" in str(refused(bench, gpus=2))
+    assert not isinstance(reserve(bench, gpus=1), InvalidRequest)
+
+
+def test_a_device_is_left_to_another_reservation_only_as_long_as_that_has_not_all_of_its_own() -> None:
+    """The lab has its two of the three A100: so the third is the course's, and a lease on the T4 stays."""
+    cards = [*(device(name, model="A100") for name in "abc"), device("t", model="T4")]
+    bench = Bench(inventory("n1", *cards), policy=POLICY)
+    for name in (COURSE, LAB):
+        bench.do(cmd.SetGroup(group=GroupRecord(id=name)))
+    other = bench.granted(gpu(8, model="T4"), tenant=LOCAL, ttl_s=24 * 3600)
+    reserve(bench, gpus=2, group=LAB, name="a100", model="a100")
+    reserve(bench, gpus=1, group=COURSE, name="any", start_s=START + 200)
+    bench.wait(START + 200 - 1000)
+    assert bench.state.reserved_by == {"a": "a100", "b": "a100", "c": "any"}
+    assert status(other) is LeaseStatus.ACTIVE
 
 
 def test_a_thousand_requests_of_others_do_not_touch_what_is_reserved() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sublet.errors import LeaseRevoked
 from sublet.lease.states import LeaseStatus
 from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.queue_order import has_smaller_share, share_crosses_ns
+from sublet.office.ledger.queue_order import has_smaller_share, share_crosses_ns, yields_after_maximum
 from sublet.office.ledger.records import GroupRecord, LeaseRecord
 from sublet.values import GroupId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
@@ -378,3 +379,62 @@ def test_a_pause_is_kept_until_its_holder_has_no_longer_used_less() -> None:
     bench.wait(2)
     assert bench.lease(cleo.id).end is not None
     assert bench.lease(again.id).status is LeaseStatus.GRANTED
+
+
+# ---- what counts when it is decided whether a holder of more weight yields
+
+
+def both_of_them() -> tuple[Bench, list[LeaseRecord], list[LeaseRecord]]:
+    """Ben's group, of weight 3, holds both GPUs; of Ann's two batch requests none is served yet."""
+    bench = Bench(gpus=2, policy=POLICY)
+    for tenant, name, weight in ((BEN, "lab", 3), (ANN, "course", 1)):
+        bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId(name), weight=weight)))
+        bench.do(cmd.SetTenant(tenant=tenant, group=GroupId(name)))
+    held = [bench.granted(tenant=BEN, ttl_s=FULL_S) for _ in range(2)]
+    return bench, held, [bench.queued(tenant=ANN, ttl_s=FULL_S, tier=Tier.BATCH) for _ in range(2)]
+
+
+def test_a_lease_that_is_not_renewed_any_more_counts_for_those_that_wait() -> None:
+    """One GPU of the two is what Ann's group has a right to now: the second lease is renewed."""
+    bench, (first, second), _ = both_of_them()
+    bench.wait(600)
+    refused = bench.renew(first)
+    assert isinstance(refused, LeaseRevoked)
+    assert refused.reason == EndReason.FAIR_SHARE
+    assert bench.lease(first.id).status is LeaseStatus.ACTIVE
+    assert isinstance(bench.renew(second), Granted)
+
+
+def test_a_victim_that_has_ended_is_not_counted_a_second_time() -> None:
+    """Its device is not verified free yet, and its holder has it no more: that is in the account already."""
+    bench, held, _ = both_of_them()
+    waits = [bench.queued(tenant=ANN, ttl_s=FULL_S) for _ in range(2)]
+    bench.wait(600)
+    [stays] = [lease for lease in held if bench.lease(lease.id).status is LeaseStatus.ACTIVE]
+    [leaves] = [lease for lease in held if lease is not stays]
+    bench.obedient = False
+    bench.release(leaves)
+    assert bench.lease(leaves.id).status is LeaseStatus.ENDING
+    [request] = [lease for lease in waits if not bench.lease(lease.id).promise]
+    own, other = bench.lease(stays.id), bench.lease(request.id)
+    for after_s, yields in ((300, False), (500, True)):
+        assert yields_after_maximum(bench.state, own, other, bench.now_ns + seconds(after_s), POLICY) is yields
+
+
+def test_a_holder_of_no_more_weight_than_the_request_yields_after_the_maximum_whatever_was_used() -> None:
+    """Cleo's weight makes weights differ; Ann and Ben have the same, and take turns though Ben has used more."""
+    bench = Bench(gpus=1, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    bench.do(cmd.SetTenant(tenant=CLEO, weight=3))
+    for wait_s in (590, 590):
+        first = bench.granted(tenant=BEN, ttl_s=FULL_S)
+        bench.wait(wait_s)
+        bench.release(first)
+    held = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    waits = bench.queued(tenant=BEN, ttl_s=FULL_S)
+    bench.wait(599)
+    assert bench.lease(held.id).status is LeaseStatus.ACTIVE
+    bench.wait(1)
+    notice = bench.lease(held.id).notice
+    assert notice is not None
+    assert (notice.reason, notice.beneficiary) == (EndReason.FAIR_SHARE, waits.id)
