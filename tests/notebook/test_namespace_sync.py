@@ -576,6 +576,24 @@ def test_a_cell_run_again_here_makes_objects_just_like_the_old_ones_and_they_are
     assert nb.names["said"] is True
 
 
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [("P.made = 7", "P.made"), ("P.log.append(7)", "P.log[-1]"), ("class P:\n    made = 7", "P.made")],
+)
+@pytest.mark.parametrize("anew", ["a = 5", "a = [5]", "a = S()"])
+def test_binding_a_name_anew_leaves_alone_what_its_old_value_read(
+    nb: Notebook, change: str, seen: str, anew: str
+) -> None:
+    """The class of the old value reads itself; what the device has of it is old by now, and the cell does not use it."""
+    nb.here("class P:\n    made, log = 0, []\n    def __init__(self): P.made += 1\nclass S: pass")
+    nb.there("a = P()")
+    nb.here(change)
+    assert nb.there(anew) is None
+    assert nb.here(f"said = {seen}") is None
+    assert nb.names["said"] == 7
+    assert [one.names for one in nb.came.parcels] == [("a",)]
+
+
 def test_what_only_another_name_holds_is_not_sent_with_every_cell(nb: Notebook) -> None:
     assert nb.there("x = [1]; y = [x, 'z' * 100_000]") is None
     assert nb.there("x.append(2)") is None

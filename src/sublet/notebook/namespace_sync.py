@@ -340,7 +340,7 @@ class Space:
         anew = bound.union(stuck)
         rules = HomeRules()
         groups: list[ObjectGroup] = []
-        guessed = self._read_before(names) - found.stays.keys()
+        guessed = self._read_before(names, bound) - found.stays.keys()
         names |= guessed
         for _ in range(ROUNDS_MAX):
             rules = HomeRules()
@@ -876,9 +876,10 @@ class Space:
     def _joins_rarely(self, name: str) -> bool:
         return name.startswith("_") or isinstance(self.names.get(name), (type, types.FunctionType))
 
-    def _read_before(self, names: Set[str]) -> set[str]:
+    def _read_before(self, names: Set[str], bound: Set[str]) -> set[str]:
         """Names that functions among these read, and functions among those, as far as it is known from the last time:
-        what is not known beforehand is found by encoding everything once more."""
+        what is not known beforehand is found by encoding everything once more. What is ``bound`` anew holds something
+        else than the last time, and what that read may be old here."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:
@@ -886,6 +887,8 @@ class Space:
             value = self.names.get(name)
             if type(value) is types.FunctionType and value.__globals__ is self.names:
                 read = names_of(value.__code__)[0]
+            elif name in bound:
+                continue
             else:
                 read = self._reads.get(self._group_of.get(name, ()), frozenset())
             new = {one for one in read - HIDDEN - names - found if type(self.names.get(one, value)) is not RemoteValue}
