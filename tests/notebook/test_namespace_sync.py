@@ -584,7 +584,7 @@ def test_a_cell_run_again_here_makes_objects_just_like_the_old_ones_and_they_are
 def test_binding_a_name_anew_leaves_alone_what_its_old_value_read(
     nb: Notebook, change: str, seen: str, anew: str
 ) -> None:
-    """The class of the old value reads itself; what the device has of it is old by now, and the cell does not use it."""
+    """The class of the old value reads itself. What the device has of it is old, and the cell does not use it."""
     nb.here("class P:\n    made, log = 0, []\n    def __init__(self): P.made += 1\nclass S: pass")
     nb.there("a = P()")
     nb.here(change)

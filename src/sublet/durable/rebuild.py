@@ -144,6 +144,13 @@ def set_hooks(tensor: Any, state: tuple[Any, ...]) -> None:
             setattr(tensor, name, held)
 
 
+def set_tensor_parts(tensor: Any, state: tuple[Any, ...]) -> None:
+    """Give a tensor back the attributes that the program gave it, its gradient and its hooks."""
+    attributes, *others = state
+    tensor.__dict__.update(attributes)
+    set_hooks(tensor, tuple(others))
+
+
 DRAWS_ON: Final = ("im", "draw")
 """What an ``ImageDraw`` of Pillow has of the image that it draws on, in C."""
 
@@ -341,6 +348,13 @@ _NO_PARTS = frozenset({"__globals__", "__closure__", "_cloudpickle_submodules"})
 def remembering(function: Any, maxsize: int | None, typed: bool) -> Any:
     """What ``functools.lru_cache`` makes, with nothing remembered."""
     return functools.lru_cache(maxsize, typed)(function)
+
+
+def set_remembering(function: Any, attributes: dict[str, Any]) -> None:
+    """The attributes of what ``functools.lru_cache`` made, instead of those that it took from its function."""
+    for name in vars(function).keys() - attributes.keys() - {"__wrapped__", "cache_parameters"}:
+        del vars(function)[name]
+    vars(function).update(attributes)
 
 
 def new_type(name: str, of: Any, module: str) -> Any:

@@ -68,6 +68,7 @@ def view_of(original: Any, copy: Any, part: Any) -> Any:
     storage = original.untyped_storage()
     offset = (start + at - storage.data_ptr()) // part.element_size()
     looked = torch.empty(0, dtype=part.dtype).set_(storage, offset, part.size(), part.stride())
+    looked.__dict__.update(part.__dict__)
     return looked.requires_grad_(part.requires_grad)
 
 

@@ -40,6 +40,7 @@ from sublet.state.transfer.names import MAINS, found_by_name
 from sublet.state.transfer.reducers import (
     HEAP_TYPE,
     SINGLE_DISPATCH,
+    attributes_of_remembering,
     behind,
     contents_of,
     has_named_objects,
@@ -126,6 +127,11 @@ def _of_alias(value: Any) -> Sequence[Any]:
     return [getattr(value, name, None) for name in ("__origin__", "__args__", "__supertype__")]
 
 
+def _of_remembering(value: Any) -> Sequence[Any]:
+    attributes = attributes_of_remembering(value)
+    return (value.__wrapped__, *attributes, *attributes.values())
+
+
 def _of_builtin(value: types.BuiltinMethodType) -> Sequence[Any]:
     return () if isinstance(value.__self__, types.ModuleType) else (value.__self__,)
 
@@ -148,7 +154,7 @@ CHANGING: Final[Mapping[type, Look]] = {
     classmethod: lambda value: (value.__func__,),
     functools.partial: operator.attrgetter("func", "args", "keywords", "__dict__"),
     functools.cached_property: operator.attrgetter("func", "attrname", "__doc__"),
-    functools._lru_cache_wrapper: lambda value: (value.__wrapped__,),
+    functools._lru_cache_wrapper: _of_remembering,
     dataclasses.Field: operator.attrgetter(*dataclasses.Field.__slots__),
     dataclasses._DataclassParams: operator.attrgetter(*dataclasses._DataclassParams.__slots__),  # type: ignore[attr-defined]
 }

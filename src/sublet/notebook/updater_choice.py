@@ -25,7 +25,7 @@ from sublet.state.transfer.codec import encode
 from sublet.state.transfer.figures import figure_of, is_part_kind
 from sublet.state.transfer.reducers import OWNERS, has_plain_state, owner_of
 
-APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections"})
+APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections", "_collections", "array"})
 """Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""
 POINTER: Final = struct.calcsize("P")
 MANAGED_DICT, MANAGED_WEAKREFS = 1 << 4, 1 << 3
@@ -175,7 +175,7 @@ def can_change(value: Any) -> bool:
     """Whether a holder of it could see it change."""
     kind = type(value)
     if kind in _WAYS:
-        return kind not in MADE_ANEW
+        return kind not in MADE_ANEW or kind is functools._lru_cache_wrapper  # whose attributes can
     if isinstance(value, type | types.ModuleType):
         return getattr(value, "__module__", "__main__") == "__main__"
     if _by_state(kind) is not None:
@@ -276,7 +276,7 @@ MADE_ANEW: Final[frozenset[type]] = frozenset(
         *(weakref.ReferenceType, rebuild.HeldReference),
     }
 )
-"""These cannot be changed: what stands for one is the original or is made."""
+"""What stands for one of these is the original, or is made."""
 _ALIKE: Final = frozenset({list, dict, OrderedDict, defaultdict, set, types.CellType})
 _AT_ONCE: Final = MADE_ANEW | {types.FunctionType, memoryview}
 IMMUTABLE: Final[frozenset[type]] = frozenset({int, float, complex, str, bytes})

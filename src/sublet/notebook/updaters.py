@@ -42,7 +42,14 @@ from sublet.notebook.operations import (
 from sublet.notebook.untouchable import is_class_dict, is_own_namespace
 from sublet.state.transfer.codec import ATOMS
 from sublet.state.transfer.memory import address_of
-from sublet.state.transfer.reducers import OWNERS, behind, loaded, owner_of
+from sublet.state.transfer.reducers import (
+    OWNERS,
+    attributes_of_frame,
+    attributes_of_remembering,
+    behind,
+    loaded,
+    owner_of,
+)
 
 __all__ = [
     "ATOMS",
@@ -276,7 +283,11 @@ def update_lru_cache(plan: UpdatePlan, target: Any, new: Any) -> Any:
     old, function = plan.original(new), plan.choose(new.__wrapped__)
     same = type(old) is type(new) and old.__wrapped__ is function and old.cache_parameters() == new.cache_parameters()
     found = old if same else new
-    plan.write(DictEntries(found.__dict__, {"__wrapped__": new.__wrapped__}), is_fresh=found is new)
+    attributes = attributes_of_remembering(new)
+    _chosen(plan, attributes.values())
+    gone = attributes_of_remembering(found).keys() - attributes.keys()
+    came = {"__wrapped__": new.__wrapped__, **attributes}
+    plan.write(DictEntries(found.__dict__, came, gone), is_fresh=found is new)
     return found
 
 
@@ -447,13 +458,12 @@ def into_tensor(plan: UpdatePlan, target: Any, new: Any) -> Any:
     for held in hooks:
         if held is not None:
             plan.choose(held)
-    if target is new:
-        return target
-    grad = gradient_of(new)
-    if grad is not None:
-        plan.choose(grad)
-    plan.write(TensorMemory(target, new, grad, hooks), is_fresh=target is new)
-    return target
+    if target is not new:
+        grad = gradient_of(new)
+        if grad is not None:
+            plan.choose(grad)
+        plan.write(TensorMemory(target, new, grad, hooks), is_fresh=False)
+    return into_attributes(plan, target, new)
 
 
 def into_image(plan: UpdatePlan, target: Any, new: Any) -> Any:
@@ -492,9 +502,15 @@ def into_frame(plan: UpdatePlan, target: Any, new: Any) -> Any:
     for block in new._mgr.blocks:
         if isinstance(block.values, sys.modules["numpy"].ndarray) and block.values.dtype.hasobject:
             _objects(plan, block.values, block.values)
-    if target is not new:
-        named = {name: value for name, value in new.__dict__.items() if name in ("_mgr", "_name", "_attrs", "_flags")}
-        plan.write(DictEntries(target.__dict__, named, ("_item_cache",)), is_fresh=target is new)
+    attributes = attributes_of_frame(new)
+    _chosen(plan, attributes.values())
+    plan.choose(new.__dict__.get("_attrs"))
+    if target is new:
+        plan.write(DictEntries(target.__dict__, attributes), is_fresh=True)
+        return target
+    parts = {name: value for name, value in new.__dict__.items() if name in ("_mgr", "_name", "_attrs", "_flags")}
+    gone = attributes_of_frame(target).keys() - attributes.keys()
+    plan.write(DictEntries(target.__dict__, {**parts, **attributes}, ("_item_cache", *gone)), is_fresh=False)
     return target
 
 

@@ -217,6 +217,13 @@ FRAMES: list[Kind] = [
         "x.name == 't'",
     ),
     travels(
+        "a frame with attributes beside its columns",
+        "import pandas as pd\nx = pd.DataFrame({'a': [1]}); x.of = y = pd.Series([2]); y.of = [3]; x.w = y.of[0]",
+        "x.of.of == [3] and x.w == 3",
+        "x.of.of.append(4); del x.w; x.n = 5",
+        "x.of.of == [3, 4] and x.n == 5 and not hasattr(x, 'w')",
+    ),
+    travels(
         "a frame with attributes",
         PD + "x = pd.DataFrame({'a': [1]}); x.attrs['k'] = 1",
         "x.attrs == {'k': 1}",
@@ -299,6 +306,13 @@ TENSORS: list[Kind] = [
         "x.grad.tolist() == [1, 1] and x.is_leaf",
         "x.grad += 1",
         "x.grad.tolist() == [2, 2] and x.requires_grad",
+    ),
+    travels(
+        "a tensor with attributes",
+        TORCH + "x = torch.ones(2); x.me = [x]; x.half = x[:1]; x.half.of = 2",
+        "x.me[0] is x and x.half.of == 2",
+        "x.me.append(1); x.tag = 3; x.half.of = 4",
+        "x.me[0] is x and x.me[1:] == [1] and x.tag == 3 and x.half.of == 4",
     ),
     travels(
         "a result with its graph",

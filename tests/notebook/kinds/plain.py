@@ -285,6 +285,13 @@ ITERATORS: list[Kind] = [
         "y.append(3)",
         "x.__length_hint__() == 3",
     ),
+    travels(
+        "iterators over a deque and an array",
+        "import array, collections\ny = [1]; x = [iter(collections.deque([y])), iter(array.array('i', [2]))]; x += y,",
+        "x[0].__reduce__()[1][0][0] is x[2] and x[1].__reduce__()[1][0][0] == 2",
+        "x[2].append(3)",
+        "x[0].__reduce__()[1][0][0] is x[2] and x[2] == [1, 3]",
+    ),
     anew(
         "enumerate, zip, map",
         "x = enumerate(zip('ab', map(str, [1, 2])))",

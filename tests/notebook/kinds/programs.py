@@ -100,6 +100,13 @@ FUNCTIONS: list[Kind] = [
         note="what it remembers stays where it is",
     ),
     travels(
+        "a function that remembers and has attributes",
+        "import functools\ndef y(n): return n\ny.w = [0]; x = functools.cache(y); x.calls = [1]; del x.w",
+        "x.calls == [1] and x.__wrapped__.w == [0] and not hasattr(x, 'w')",
+        "x.calls.append(2); x.n = x.__wrapped__.w",
+        "x.calls == [1, 2] and x.n is x.__wrapped__.w and not hasattr(x, 'w')",
+    ),
+    travels(
         "functools.cache over a method",
         "import functools\nclass C:\n    @functools.cache\n    def f(self): return 5\nx = C()",
         "x.f() == 5",

@@ -393,7 +393,8 @@ class EncodingRules:
         if found_by_name(value):
             return NotImplemented
         given = value.cache_parameters()
-        return rebuild.remembering, (value.__wrapped__, given["maxsize"], given["typed"])
+        made = rebuild.remembering, (value.__wrapped__, given["maxsize"], given["typed"])
+        return *made, attributes_of_remembering(value), None, None, rebuild.set_remembering
 
     def _cached_property(self, value: Any) -> Any:
         """Without the lock that it has in older Pythons."""
@@ -526,13 +527,16 @@ class EncodingRules:
             plain = self._temporary(value.detach())
             if value.layout is sys.modules["torch"].strided and not value.is_quantized:
                 made = rebuild.computed_tensor, (plain, rebuild.operation_of(value), value.retains_grad)
-                grad = value.grad if value.retains_grad else None
-                return made if grad is None else (*made, grad, None, None, rebuild.set_grad)
+                attributes, grad = dict(vars(value)), value.grad if value.retains_grad else None
+                if not attributes and grad is None:
+                    return made
+                return (*made, (attributes, grad, None, None), None, None, rebuild.set_tensor_parts)
             value = plain
-        hooks = rebuild.hooks_of(value)
-        if any(one is not None for one in hooks):
-            reduced = self._with_typed_storage(self._without_hooks(value).__reduce_ex__(5))
-            return (*reduced, (value.grad, *hooks), None, None, rebuild.set_hooks)
+        parts = dict(vars(value)), value.grad, *rebuild.hooks_of(value)
+        is_whole = value.is_inference() or value.is_quantized
+        if not is_whole and any(one is not None and one != {} for one in (parts[0], *parts[2:])):
+            reduced = self._with_typed_storage(self._bare(value).__reduce_ex__(5))
+            return (*reduced, parts, None, None, rebuild.set_tensor_parts)
         reduced = self._with_typed_storage(value.__reduce_ex__(5))
         if value.is_inference():
             return rebuild.inference_tensor, reduced[:2]
@@ -553,13 +557,12 @@ class EncodingRules:
         self.keep.append(storage)
         return (make, (storage, *arguments[1:]), *more)
 
-    def _without_hooks(self, value: Any) -> Any:
-        """PyTorch leaves the hooks of a tensor behind, with a warning; a parameter's without one."""
-        if type(value) is not sys.modules["torch"].Tensor:
-            return value
+    def _bare(self, value: Any) -> Any:
+        """A tensor on the same memory without hooks, which PyTorch leaves behind with a warning, and without
+        attributes: it pickles these before the tensor, which they may hold."""
         plain = self._temporary(value.detach().requires_grad_(value.requires_grad))
-        plain.__dict__.update(value.__dict__)
-        return plain
+        is_parameter = type(value) is not sys.modules["torch"].Tensor
+        return self._temporary(type(value)(plain, value.requires_grad)) if is_parameter else plain
 
     def _temporary(self, value: Any) -> Any:
         self.keep.append(value)
@@ -671,9 +674,10 @@ class EncodingRules:
 
     def _pandas_frame(self, value: Any) -> Any:
         """The pickle of a frame or series holds ``_metadata``, a list of its class, so all frames would share it.
-        Where it is the class' own it is left out, and is found there again."""
+        Where it is the class' own it is left out, and is found there again. Attributes that a program gave it the
+        pickle leaves out."""
         kind = type(value)
-        state = value.__getstate__()
+        state = {**attributes_of_frame(value), **value.__getstate__()}
         if state.get("_metadata") == kind._metadata:
             del state["_metadata"]
         return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
@@ -870,6 +874,16 @@ def behind(proxy: Any) -> Any:
     """The mapping that a mapping proxy shows; it is not said otherwise."""
     asked = _Behind()
     return asked.found if proxy == asked and asked.found is not None else dict(proxy)
+
+
+def attributes_of_frame(value: Any) -> dict[str, Any]:
+    """What a program has set on a frame or series of pandas besides columns."""
+    return {name: held for name, held in vars(value).items() if not name.startswith("_")}
+
+
+def attributes_of_remembering(value: Any) -> dict[str, Any]:
+    """Attributes of what ``functools.lru_cache`` made, less those that it gives itself."""
+    return {name: held for name, held in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
 
 
 def contents_of(cell: types.CellType) -> tuple[Any, ...]:
