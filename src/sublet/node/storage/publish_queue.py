@@ -316,8 +316,6 @@ class Publishing:
         if isinstance(job.call, OpenFiles):
             job.handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             keep = job.handed[1].fileno()
-        for store in stores:
-            store.at_work += 1
         key = self._forked_jobs.run(
             run_among_forked_jobs,
             lambda said: self._done(job, said, self._loop.now_ns() - began_ns),
@@ -325,6 +323,8 @@ class Publishing:
             by_ns=self._due_ns(job),
             keep=keep,
         )
+        for store in stores:
+            store.at_work += 1
         self._running[job.store.folder] = _Running(key=key, stores=stores)
 
     def _due_ns(self, job: _Job) -> int:

@@ -15,9 +15,10 @@ from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.storage import publish_door
 from sublet.node.storage.publish_door import PER_GUEST_MAX, PublishDoor
+from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.refusals import Refusal
-from sublet.wire.volumes import Collected, OpenVolume, VolumeReply
+from sublet.wire.volumes import Collected, OpenVolume, Publish, VolumeReply
 
 PATIENCE_S = 30.0
 ANSWER = Collected(checkpoints=(), packs=0, freed_bytes=0)
@@ -140,3 +141,73 @@ def test_after_a_connection_that_was_costly_to_identify_the_next_one_waits(
     for _ in range(5):
         bench.loop.turn(0.01)
     assert len(bench.door._lines) == 1
+
+
+def test_where_many_are_refused_at_once_the_others_are_hung_up_on_without_a_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_door, "TURNED_MAX", 1)
+    bench.guest = None
+    first, second = bench.connect(), bench.connect()
+    assert isinstance(bench.answer_to(first), Refusal)
+    assert bench.answer_to(second) is None
+    first.close()
+
+
+def test_who_was_refused_and_leaves_without_reading_why_leaves_its_place(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and not when the time for it is over."""
+    monkeypatch.setattr(publish_door, "TURNED_S", 1e6)
+    bench.guest = None
+    stranger = bench.connect()
+    bench.until(lambda: bench.door._turned)
+    stranger.close()
+    bench.until(lambda: not bench.door._turned)
+
+
+@pytest.mark.parametrize(
+    ("bound", "says"),
+    [("CONNECTIONS_MAX", "connections to volumes are open"), ("PER_TENANT_MAX", "this tenant's guests")],
+)
+def test_connections_are_bounded_in_all_and_for_a_tenant(
+    bound: str, says: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_door, bound, 2)
+    one, other = SimpleNamespace(tenant="local"), SimpleNamespace(tenant="local")
+    for guest in (one, other):
+        bench.guest = guest
+        bench.connect()
+        bench.until(lambda: guest in [line.guest for line in bench.door._lines])  # noqa: B023
+    bench.guest = SimpleNamespace(tenant="local")
+    refused = bench.answer_to(bench.connect())
+    assert isinstance(refused, Refusal)
+    assert says in refused.message
+    if bound == "PER_TENANT_MAX":
+        bench.guest = SimpleNamespace(tenant="another")
+        bench.connect()
+        bench.until(lambda: len(bench.door._lines) == 3)
+
+
+def test_a_question_that_is_too_long_is_refused_as_such(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names many packs: what it was cut to could not be read, which would say nothing of how to go on."""
+    monkeypatch.setattr(publish_door, "MESSAGE_MAX", 100)
+    guest = bench.connect()
+    guest.send(dumps(Publish(lease=LeaseId("l-a"), epoch=Epoch(1, 1), staging="s", manifest="m", packs=("p" * 80,))))
+    refused = bench.answer_to(guest)
+    assert isinstance(refused, Refusal)
+    assert (refused.message, refused.do) == ("a question has more than 100 bytes", "Name fewer packs.")
+    guest.send(dumps(OpenVolume()))
+    bench.until(lambda: bench.answers)
+
+
+def test_a_guest_that_does_not_read_its_answers_is_hung_up_on(bench: Bench) -> None:
+    """It takes no memory and no turn of others."""
+    guest = bench.connect()
+    answer = Collected(checkpoints=tuple(range(8000)), packs=0, freed_bytes=0)
+    bench.until(lambda: bench.door._lines)
+    while bench.door._lines:
+        guest.send(dumps(OpenVolume()))
+        bench.until(lambda: bench.answers or not bench.door._lines)
+        while bench.answers:
+            bench.answers.pop()(answer)

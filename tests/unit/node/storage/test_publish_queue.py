@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,11 +14,22 @@ import pytest
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
 from sublet.lease_end import EndReason
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.storage.publish_queue import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, LentVolume, Publishing
+from sublet.node.storage import publish_queue
+from sublet.node.storage.publish_queue import (
+    SAVE_MAX_NS,
+    TICKETS_MAX,
+    WAITING_MAX,
+    AnyReply,
+    Asker,
+    Handed,
+    LentVolume,
+    Publishing,
+)
 from sublet.node.storage.store import StoredFolder, StoreState
 from sublet.node.storage.stores_work import Made, StoreNote
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.codec import dumps
+from sublet.wire.codec import dumps, loads
+from sublet.wire.manifest import manifest_name
 from sublet.wire.orders import Notify, Part
 from sublet.wire.refusals import Refusal
 from sublet.wire.volumes import (
@@ -23,12 +37,17 @@ from sublet.wire.volumes import (
     Collected,
     CopiedIn,
     CopyIn,
+    FilesOpened,
+    ListVolume,
+    OpenFiles,
     OpenVolume,
     Publish,
     Published,
     VolumeCall,
+    VolumeOpened,
     VolumeReply,
 )
+from tests.left_open import nothing_left_open
 
 A, C = LeaseId("l-a"), LeaseId("l-c")
 E5, E6 = Epoch(1, 5), Epoch(1, 6)
@@ -42,6 +61,11 @@ class Work:
     """Stands for loop, forked jobs, stores and clock: what was begun waits until the test says that it is done."""
 
     begun: list[Callable[[str | None], None]] = field(default_factory=list)
+    works: list[Callable[[], str]] = field(default_factory=list)
+    """What a copy of the supervisor would do."""
+    kept: list[int] = field(default_factory=list)
+    """What it would have besides: -1 where it has nothing."""
+    fails: bool = False
     shares: list[tuple[str, int]] = field(default_factory=list)
     """For which tenant each was begun, and until when it is due."""
     stopped: list[object] = field(default_factory=list)
@@ -58,8 +82,14 @@ class Work:
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append(call)
 
-    def run(self, work: object, done: Callable[[str | None], None], *, tenant: str, by_ns: int, keep: int) -> object:
+    def run(
+        self, work: Callable[[], str], done: Callable[[str | None], None], *, tenant: str, by_ns: int, keep: int
+    ) -> object:
+        if self.fails:
+            raise RuntimeError("a mistake")
         self.begun.append(done)
+        self.works.append(work)
+        self.kept.append(keep)
         self.shares.append((tenant, by_ns))
         return done
 
@@ -261,6 +291,116 @@ def test_a_ticket_is_good_for_its_tenant_and_its_epoch(bench: Bench) -> None:
         bench.publishing.borrowed(tickets[-1], ANNA)
 
 
+def test_after_a_mistake_of_ours_the_next_in_line_has_its_turn(bench: Bench) -> None:
+    """Whose request met it is told so, and does not wait for ever."""
+    bench.ask(PUBLISH)
+    bench.ask(PUBLISH)
+    bench.work.fails = True
+    bench.done(DONE)
+    bench.work.fails = False
+    bench.ask(PUBLISH)
+    bench.done(DONE)
+    assert bench.kinds == ["Published", "SubletError", "Published"]
+    assert not bench.store.at_work, "else the volume would never be put away"
+
+
+@pytest.mark.parametrize(("said_ns", "counts_ns"), [(-5, 0), (1 << 62, SAVE_MAX_NS)])
+def test_how_long_a_save_took_is_believed_within_bounds(said_ns: int, counts_ns: int, bench: Bench) -> None:
+    """It decides how early a holder is warned, so a false one must not cost others their time."""
+    bench.ask(replace(PUBLISH, save_ns=said_ns))
+    bench.done(DONE)
+    assert bench.saved == [(A, counts_ns)]
+
+
+def test_what_was_saved_is_forgotten_first_of_the_lease_that_saved_least_recently(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_queue, "SAVED_KEPT", 2)
+    for guest in ("g-1", "g-2"):
+        bench.ask(PUBLISH, Asker(leases={A: None}, under=LeaseId(guest)))
+        bench.done(DONE)
+    assert bench.publishing.saved.keys() == {A, "g-2"}
+
+
+# --------------------------------------------------------------------------------------------- what a forked job does
+
+
+IDS = (65_534, 65_534)
+
+
+def folder_of(bench: Bench, place: Path) -> Path:
+    """The bench's volume, on a disk."""
+    bench.store.folder, bench.work.lock = str(place), str(place / "jobs")
+    folder = place / "0"
+    folder.mkdir()
+    bench.store.made = Made(paths=(str(folder),))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asker", "staging"),
+    [
+        (Asker(leases={A: None}), "1.5"),
+        (Asker(leases={A: None}, holder=True), "1.5"),
+        (Asker(leases={A: None}, holder=True, ids=IDS), "1.5.holder"),
+    ],
+    ids=["a guest of our user", "its holder", "a holder whose guests are another user's"],
+)
+def test_a_holder_has_a_staging_of_its_own_where_guests_are_another_users(
+    asker: Asker, staging: str, bench: Bench, tmp_path: Path
+) -> None:
+    """Its files are our user's, so no guest may write them."""
+    folder = folder_of(bench, tmp_path)
+    bench.ask(OpenVolume(lease=A, epoch=E5), asker)
+    said = loads(VolumeReply, bench.work.works[0]().encode())
+    assert isinstance(said, VolumeOpened)
+    assert said.staging == str(folder / "staging" / staging)
+    made = (folder / "staging" / staging).stat()
+    assert (made.st_uid, made.st_gid) == (os.geteuid(), os.getegid())
+
+
+def test_what_a_holder_of_another_user_has_staged_goes_when_it_is_published_or_refused(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Since it cannot remove it itself."""
+    folder = folder_of(bench, tmp_path)
+    stranger = Asker(leases={A: None}, holder=True, is_stranger=True)
+    bench.ask(OpenVolume(lease=A, epoch=E5), stranger)
+    bench.done(loads(VolumeReply, bench.work.works.pop()().encode()))
+    for asker, stays in ((Asker(leases={A: None}, holder=True), True), (stranger, False)):
+        staged = folder / "staging" / str(E5) / "s"
+        staged.mkdir(exist_ok=True)
+        bench.ask(PUBLISH, asker)
+        assert isinstance(loads(VolumeReply, bench.work.works.pop()().encode()), Refusal), "no manifest was staged"
+        bench.done(DONE)
+        assert staged.exists() is stays
+
+
+def test_files_are_opened_for_holders_of_another_user_alone(bench: Bench) -> None:
+    """All others come to them by the volume's folder."""
+    bench.publishing.ask(Asker(leases={A: None}), OpenFiles(lease=A, epoch=E5, names=("a",)), bench.told.append)
+    bench.publishing.ask(Asker(leases={A: None}), ListVolume(lease=A, epoch=E5), bench.told.append)
+    assert bench.kinds == ["InvalidRequest", "InvalidRequest"]
+    assert not bench.work.begun
+
+
+def test_descriptors_are_handed_on_only_where_there_is_one_for_each_name(bench: Bench) -> None:
+    """Those of an answer that lacks one are closed, and so are both ends of what they came through."""
+    with nothing_left_open():
+        for names in (("a",), ("a", "b")):
+            asked = OpenFiles(lease=A, epoch=E5, names=names)
+            bench.publishing.ask(Asker(leases={A: None}, is_stranger=True), asked, bench.told.append)
+            with socket.socket(fileno=os.dup(bench.work.kept[-1])) as its:
+                socket.send_fds(its, [b"f"], [its.fileno()])
+            bench.work.begun.pop()(dumps(FilesOpened(names=names)).decode())
+        handed, refused = bench.told
+        assert isinstance(handed, Handed)
+        assert handed.reply.names == ("a",)
+        for fd in handed.fds:
+            os.close(fd)
+        assert isinstance(refused, Refusal)
+
+
 # ---------------------------------------------------------------------------------------- copied from another volume
 
 
@@ -320,6 +460,19 @@ def test_what_is_lent_to_be_read_is_not_saved_to(two: Two) -> None:
     assert two.publishing.borrowed(two.ticket(reads=False), ANNA).tenancy is two.other
     two.copy(two.ticket(reads=False))  # who may save there may read
     assert two.store.at_work
+
+
+def test_the_copy_is_of_the_volume_that_was_named(two: Two, tmp_path: Path) -> None:
+    """Which has nothing in it: had its own been looked into, the copy would be of what its tenant saved there."""
+    folder_of(two, tmp_path)
+    (tmp_path / "other").mkdir()
+    two.there.made = Made(paths=(str(tmp_path / "other"),))
+    two.ask(OpenVolume(lease=A, epoch=E5))
+    two.done(loads(VolumeReply, two.work.works.pop()().encode()))
+    manifests = tmp_path / "0" / "checkpoints"
+    (manifests / manifest_name(1)).write_bytes(b"damaged")
+    two.copy(two.ticket())
+    assert loads(VolumeReply, two.work.works.pop()().encode()) == CopiedIn(number=0)
 
 
 def test_nobody_copies_what_was_not_lent_to_him(two: Two) -> None:
