@@ -57,6 +57,17 @@ def test_gradients_that_are_retained(nb: Notebook) -> None:
     assert nb.names["same"] is True
 
 
+def test_a_part_of_a_tensor_that_has_a_graph_is_no_leaf(nb: Notebook) -> None:
+    """It lies in memory that is here already, and its graph stays where it was made."""
+    nb.here("w = torch.ones(3, requires_grad=True)")
+    assert nb.there("part = w[1:]; part.retain_grad(); plain = w.detach()[:1]; plain.of = [w]") is None
+    assert both(nb, "(part.is_leaf, part.requires_grad, part.tolist())") == (False, True, [1.0, 1.0])
+    assert nb.there("part.sum().backward()") is None
+    assert both(nb, "(part.grad.tolist(), w.grad.tolist())") == ([1.0, 1.0], [0.0, 1.0, 1.0])
+    assert both(nb, "(plain.is_leaf, plain.requires_grad, plain.of[0] is w)") == (True, False, True)
+    assert nb.here("part.sum().backward()") == "RuntimeError"
+
+
 def test_a_model_and_its_optimizer_keep_the_same_parameters(nb: Notebook) -> None:
     nb.here("model = torch.nn.Linear(2, 1); opt = torch.optim.Adam(model.parameters(), 0.1); x = torch.ones(4, 2)")
     before = nb.names["model"].weight

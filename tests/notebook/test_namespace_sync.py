@@ -472,6 +472,28 @@ def test_a_key_whose_hash_reads_a_name_that_crosses_with_it(nb: Notebook) -> Non
     assert nb.names["table"][nb.names["Key"](3)] == "three"
 
 
+@pytest.mark.parametrize("before", ["", "class P:\n    salt, all = 0, ()\n"])
+def test_methods_that_run_while_a_class_is_loaded_find_the_class(nb: Notebook, before: str) -> None:
+    """Not an older one that has its name, which the other side may have."""
+    if before:
+        nb.here(before)
+        nb.there("P")
+    nb.here(
+        "class P:\n    salt, all = 3, set()\n    def __init__(self, n): self.n = n; P.all.add(self)\n"
+        "    def __hash__(self): return hash(P.salt)\n"
+        "    def __eq__(self, o): return isinstance(o, P) and o.n == self.n\na, b = P(1), P(2)"
+    )
+    assert nb.there("found = P(2) in P.all, len(P.all), a in P.all") is None
+    assert nb.names["found"] == (True, 2, True)
+
+
+def test_a_class_without_a_name_gets_none_where_it_is_loaded(nb: Notebook) -> None:
+    nb.here("class P:\n    all = set()\n    def __hash__(self): return 1\na = P(); P.all.add(a); del P")
+    assert nb.there("said = 'P' in globals(), a in type(a).all") is None
+    assert nb.names["said"] == (False, True)
+    assert "P" not in nb.names
+
+
 def test_objects_known_to_share_are_not_told_apart_again_for_each_cell(
     nb: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

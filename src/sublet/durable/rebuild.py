@@ -482,6 +482,25 @@ class ClassState(NamedTuple):
 class _ClassesHere(NamedTuple):
     ids: frozenset[int]
     states: dict[type, ClassState]
+    aside: dict[str, Any]
+    """By name what the namespace had, nothing or an older class, where a class that is being loaded stands for now."""
+
+    def name(self, kind: type) -> None:
+        """Let methods of a new class find it, as its ``__new__`` may look into it for an object made before."""
+        name, names = kind.__name__, home()
+        if kind.__qualname__ == name and isinstance(names.get(name, kind), type):
+            self.aside.setdefault(name, names.get(name, _MISSING))
+            names[name] = kind
+
+    def put_back(self) -> None:
+        for name, before in self.aside.items():
+            if before is _MISSING:
+                home().pop(name, None)
+            else:
+                home()[name] = before
+
+
+_MISSING: Final = object()
 
 
 _classes_here: contextvars.ContextVar[_ClassesHere | None] = contextvars.ContextVar("_classes_here", default=None)
@@ -492,11 +511,12 @@ def leaving_classes() -> Iterator[dict[type, ClassState]]:
     """What is loaded within writes to no class that is here already: what came for these is in the answer."""
     from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS as TRACKED
 
-    found = _ClassesHere(frozenset(map(id, list(TRACKED.keys()))), {})
+    found = _ClassesHere(frozenset(map(id, list(TRACKED.keys()))), {}, {})
     before = _classes_here.set(found)
     try:
         yield found.states
     finally:
+        found.put_back()
         _classes_here.reset(before)
 
 
@@ -504,6 +524,24 @@ def fill_mapping(made: Any, contents: tuple[Any, list[tuple[Any, Any]]]) -> None
     """Attributes and items of a dict of a class of the program's, whose ``__setitem__`` may want the attributes, and
     may do more than to set an item."""
     state, items = contents
+    _set_state(made, state)
+    kind: Any = collections.OrderedDict if isinstance(made, collections.OrderedDict) else dict
+    for key, value in items:
+        kind.__setitem__(made, key, value)
+
+
+def fill_container(made: Any, contents: tuple[Any, list[Any]]) -> None:
+    """Attributes and items of a list or a set of a class of the program's, none of whose methods is called."""
+    state, items = contents
+    _set_state(made, state)
+    if isinstance(made, list):
+        list.extend(made, items)
+    else:
+        set.update(made, items)
+
+
+def _set_state(made: Any, state: Any) -> None:
+    """As pickle does it."""
     if state is not None and hasattr(made, "__setstate__"):
         made.__setstate__(state)
     elif state is not None:
@@ -511,9 +549,6 @@ def fill_mapping(made: Any, contents: tuple[Any, list[tuple[Any, Any]]]) -> None
         made.__dict__.update(attributes or {})
         for name, value in (slots or {}).items():
             object.__setattr__(made, name, value)
-    kind: Any = collections.OrderedDict if isinstance(made, collections.OrderedDict) else dict
-    for key, value in items:
-        kind.__setitem__(made, key, value)
 
 
 METHODS_FIRST: Final = "\0methods"
@@ -529,6 +564,8 @@ def methods_first(kind: type, methods: dict[str, Any]) -> tuple[str, ...]:
     early = tuple(name for name in methods if name not in vars(kind))
     for name in early:
         type.__setattr__(kind, name, methods[name])
+    if here is not None and kind.__module__ in _MAINS:
+        here.name(kind)
     return early
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sublet.durable.rebuild import is_computed_elsewhere, operation_of
+from sublet.durable.rebuild import computed_tensor, is_computed_elsewhere, operation_of
 from sublet.errors import Unpicklable
 from sublet.state.transfer.memory import copy_bytes, memory_at
 from sublet.state.transfer.pages import process_pages
@@ -68,8 +68,13 @@ def view_of(original: Any, copy: Any, part: Any) -> Any:
     storage = original.untyped_storage()
     offset = (start + at - storage.data_ptr()) // part.element_size()
     looked = torch.empty(0, dtype=part.dtype).set_(storage, offset, part.size(), part.stride())
+    if part.is_leaf:
+        looked.requires_grad_(part.requires_grad)
+    else:
+        looked = computed_tensor(looked, operation_of(part), part.retains_grad)
+        looked.grad = gradient_of(part)
     looked.__dict__.update(part.__dict__)
-    return looked.requires_grad_(part.requires_grad)
+    return looked
 
 
 class _Looked:

@@ -237,7 +237,7 @@ _WAYS: Final[dict[type, Way]] = {
     list: updaters.into_list,
     deque: updaters.into_deque,
     dict: updaters.into_dict,
-    OrderedDict: updaters.into_dict,
+    OrderedDict: updaters.into_ordered_dict,
     defaultdict: updaters.into_defaultdict,
     set: updaters.into_set,
     bytearray: updaters.into_bytes,

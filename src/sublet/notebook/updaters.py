@@ -73,6 +73,7 @@ __all__ = [
     "into_memoryview",
     "into_method",
     "into_module",
+    "into_ordered_dict",
     "into_partial",
     "into_property",
     "into_set",
@@ -146,6 +147,11 @@ def into_dict(plan: UpdatePlan, target: Any, new: Any) -> Any:
     keys, values = _chosen(plan, kind.keys(new)), _chosen(plan, kind.values(new))
     plan.write(DictContents(target, keys, values), is_fresh=target is new)
     return target
+
+
+def into_ordered_dict(plan: UpdatePlan, target: Any, new: Any) -> Any:
+    into_dict(plan, target, new)
+    return into_attributes(plan, target, new) if type(new) is OrderedDict else target
 
 
 def into_defaultdict(plan: UpdatePlan, target: Any, new: Any) -> Any:

@@ -340,6 +340,28 @@ CLASSES: list[Kind] = [
         "x.__class__ = B; x.m = 5",
         "y[0] is x and type(x) is B and x.v == 2 and (x.m, x.n) == (5, [1])",
     ),
+    travels(
+        "a number, a tuple, a set and a list of one's own that change what they are given",
+        "import collections\nclass N(float):\n    def __new__(cls, n): return super().__new__(cls, 2 * n)\n"
+        "class T(collections.namedtuple('T', 'a b')):\n"
+        "    def __new__(cls, a, b): return super().__new__(cls, 2 * a, b)\n"
+        "class F(frozenset):\n    def __new__(cls, *items): return super().__new__(cls, items)\n"
+        "class S(set):\n    def __init__(self, *items): super().__init__(items)\n"
+        "class L(list):\n    def extend(self, items):\n        for one in items: self.append(one * 2)\n"
+        "x = [N(1), T(1, []), F(1, 2), S(1, 2), L([3])]; x[4].me = x[4]",
+        "x[0] == x[1].a == 2 and x[2] == x[3] == {1, 2} and x[4] == [3] and x[4].me is x[4]",
+        "x[1].b.append(N(2)); x[3].add(3); x[4].append(4); x[3].w = 1",
+        "x[0] == 2 and x[1] == (2, [4]) and x[3] == {1, 2, 3} and x[4] == [3, 4] and x[3].w == 1",
+    ),
+    travels(
+        "an object that there is only one of, and a class that keeps and counts its objects",
+        "class C:\n    _one = None\n    def __new__(cls):\n        if C._one is None: C._one = super().__new__(cls)\n"
+        "        return C._one\nclass K:\n    all = []\n    made = 0\n    def __new__(cls):\n        K.made += 1\n"
+        "        K.all.append(super().__new__(cls))\n        return K.all[-1]\nx = [C(), K()]; x[0].n = 1",
+        "x[0] is C() and K.all == [x[1]] and K.made == 1",
+        "x[0].n += 1; x.append(K())",
+        "x[0] is C() and x[0].n == 2 and K.all == x[1:] and K.made == 2",
+    ),
     travels("a nested class", "class O:\n    class I:\n        v = 1\nx = O.I()", "x.v == 1 and type(x) is O.I"),
     travels(
         "a class made by a function",

@@ -181,6 +181,13 @@ CONTAINERS: list[Kind] = [
         "x is vars(colorsys)",
     ),
     travels(
+        "an ordered dict with attributes",
+        "from collections import OrderedDict\nx = OrderedDict(a=1); x.me = x",
+        "x.me is x and x['a'] == 1",
+        "x.n = [2]; x['b'] = x.n",
+        "x.me is x and x.n is x['b'] and x.n == [2]",
+    ),
+    travels(
         "an ordered dict of one's own, which wants arguments and keeps a limit",
         "from collections import OrderedDict\nclass C(OrderedDict):\n"
         "    def __init__(self, most): self.most = most; super().__init__()\n"

@@ -170,7 +170,7 @@ class EncodingRules:
 
     def has_rule_for(self, kind: type) -> bool:
         """Whether objects of this class are not just taken apart by pickle."""
-        return self._rule_for(kind) is not None
+        return self._rule_for(kind) not in (None, self._made_before)
 
     def flatten(self) -> list[tuple[Any, Any]]:
         """From here on objects are taken apart without their attributes, which are left in the answer."""
@@ -192,6 +192,23 @@ class EncodingRules:
             self.chain.append((value, state))
         return make, arguments
 
+    def _made_before(self, value: Any) -> Any:
+        """An object of a class of which pickle would call a method of the program's to make or to fill it: that has run
+        when the program made the object, and would be given what it had made of its arguments."""
+        kind = type(value)
+        core = _core_of(kind)
+        reduced = NotImplemented if self.chain is None else self._empty(value, kind)
+        make, arguments, *parts = value.__reduce_ex__(4) if reduced is NotImplemented else reduced
+        if core in (list, set):
+            state, items = parts[0], list(core.__iter__(value))
+            return core.__new__, (kind,), (state, items), None, None, rebuild.fill_container
+        if core is frozenset:
+            return core.__new__, (kind, *arguments), *parts
+        if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return NotImplemented
+        fields = core is tuple and hasattr(kind, "_fields")
+        return core.__new__, (kind, *((arguments[1:],) if fields else arguments[1:])), *parts
+
     def _rule_for(self, kind: type) -> Rule | None:
         if issubclass(kind, type):
             return self._class
@@ -211,6 +228,8 @@ class EncodingRules:
             return self._cached_property
         if issubclass(kind, dict) and kind.__module__ in MAINS and kind.__setitem__ is not dict.__setitem__:
             return self._mapping_of_program
+        if kind.__module__ in MAINS and core_made_by(kind) is not None:
+            return self._made_before
         if kind is typing.NewType:
             return self._new_type
         if kind is typing.TypeVar:
@@ -753,6 +772,32 @@ def has_plain_state(kind: type) -> bool:
     )
 
 
+def core_made_by(kind: type) -> type | None:
+    """Of a class with a ``__new__`` of the program's, or another method that pickle calls while it makes an instance:
+    the type of Python's whose instance it is, if the class has no say in how that is pickled, so that contents and
+    attributes are all there is to it."""
+    core = _core_of(kind)
+    above = kind.__mro__[: kind.__mro__.index(core)]
+    called = _CALLED_BY_PICKLE.get(core, ("__new__",))
+    makers = [one for one in above if not vars(one).keys().isdisjoint(called)]
+    named = makers.pop() if makers and _is_named_tuple(makers[-1]) else core
+    if core not in _CORES or not makers or any(one.__module__ not in MAINS for one in makers):
+        return None
+    own = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
+    return core if all(getattr(kind, name, None) is getattr(named, name, None) for name in own) else None
+
+
+def _core_of(kind: type) -> Any:
+    return next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """As ``collections.namedtuple`` makes them."""
+    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
+
+
+_CALLED_BY_PICKLE: Final = {list: ("__new__", "append", "extend"), set: ("__new__", "__init__")}
+_CORES: Final = frozenset({object, int, float, complex, str, bytes, tuple, frozenset, list, dict, set})
 _BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
 
 
@@ -824,10 +869,11 @@ _NOT_SENT: Final = frozenset({"__dict__", "__weakref__", "__annotate_func__", "_
 
 def _methods_needed(own: Mapping[str, Any]) -> dict[str, Any]:
     """What a class needs before its other attributes are put together, if objects of its own may be among these: its
-    methods, where some of them run while an object is unpickled, and what decorators such as ``dataclass`` noted."""
+    methods, where some of them run while an object is unpickled, numbers and texts that these may read, and what
+    decorators such as ``dataclass`` noted."""
     if RUN_AT_LOADING.isdisjoint(own) or all(type(one) in _NO_OBJECTS for one in own.values()):
         return {}
-    return {name: one for name, one in own.items() if type(one) in _METHODS or _DUNDER.fullmatch(name)}
+    return {name: one for name, one in own.items() if type(one) in _NO_OBJECTS or _DUNDER.fullmatch(name)}
 
 
 _DUNDER: Final = re.compile("__.*__")
