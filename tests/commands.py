@@ -60,7 +60,6 @@ AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
 TAKEN_ON: Final = ("PYTHONPATH", "PYTHONWARNINGS")
 """But these, where they say no more than that the package is this one, and what becomes of warnings."""
 WARNINGS: Final = frozenset(("", "error", "default", "always", "ignore"))
-LIBRARIES: Final = "LD_LIBRARY_PATH"
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(sublet.__file__)))
 
 
@@ -343,28 +342,28 @@ _SUPERVISORS: Final = (
 )
 
 
-_places: Final[set[str]] = set()
+_Variables = frozenset[tuple[str, str]]
+_others: Final[set[_Variables]] = set()
 
 
-def fork_where(libraries: str) -> None:
-    """From now on this process also forks what looks for libraries in this folder first, from processes of their own.
-    The folder is there when the first of them is forked; what lies in it may be another thing each time."""
-    _places.add(libraries)
+def fork_where(**variables: str) -> None:
+    """From now on this process also forks what is started with these variables, which the loader or a library that it
+    loads reads at a start, from processes of their own. What they name is there when the first of them is forked, and
+    may be another thing each time."""
+    _others.add(frozenset(variables.items()))
 
 
 def _servers_of(env: Mapping[str, str]) -> _Servers:
-    libraries = env.get(LIBRARIES, "")
-    return _servers(libraries if libraries in _places else "")
+    return _servers(next((variables for variables in _others if variables <= env.items()), _Variables()))
 
 
 @functools.cache
-def _servers(libraries: str = "") -> _Servers:
+def _servers(variables: _Variables) -> _Servers:
     """Two processes for this one, which end with it; or those that fork for all."""
-    if _shared and not libraries:
+    if _shared and not variables:
         commands_name, supervisors_name, begins, files = json.loads(_shared)
         return _Servers(commands_name, supervisors_name, begins, tuple(files))
-    env = _first_environment()
-    env |= {LIBRARIES: libraries} if libraries else {}
+    env = _first_environment() | dict(variables)
     with listening() as commands, listening() as supervisors:
         made = _Servers(name_of(commands), name_of(supervisors), _for_start(env), _files())
         _start_servers(commands, supervisors, env)
@@ -476,7 +475,7 @@ def _main() -> None:
     commands, supervisors, orders, alive = sys.argv[1:]
     _load()
     made = _Servers(commands, supervisors, _for_start(os.environ), _files())
-    globals()["_servers"] = lambda libraries="": made
+    globals()["_servers"] = lambda variables: made
     fork_offices()
     gc.collect()
     gc.freeze()  # what is loaded by now is no garbage of any command's

@@ -24,6 +24,7 @@ import pytest
 import sublet
 from sublet.errors import SubletError
 from sublet.values import GIB
+from tests.commands import fork_where
 from tests.integration.office_stage import OfficeStage, asked
 from tests.integration.studio_load import Judge, Load
 from tests.integration.studio_stage import PATIENCE_S, StudioStage
@@ -50,14 +51,14 @@ LITTLE_ROOM: Final = range(min(ROUNDS, 20))
 
 
 class WallClock:
-    """That of the studio, the office and what it starts, each of which then has a start of its own: what moves it needs
-    no rights."""
+    """That of the studio, the office and what it starts: what moves it needs no rights."""
 
     def __init__(self, place: Path) -> None:
         self._file, self._library = place / "moved", place / "wall_clock.so"
         self.move(0)
         flags = ["-shared", "-fPIC", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
         subprocess.run(["gcc", *flags, "-o", self._library, HERE / "wall_clock.c"], check=True)
+        fork_where(**self.variables)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -250,7 +251,7 @@ def rounds(tmp_path: Path) -> Iterator[Rounds]:
 
 @pytest.fixture
 def rounds_without_jumps(tmp_path: Path) -> Iterator[Rounds]:
-    """On the machine's clock, so that a studio can be forked: most of this test is its starts."""
+    """On the machine's clock, so that what forks for all tests forks for this one."""
     with rounds_at(tmp_path / "place", None) as made:
         yield made
 

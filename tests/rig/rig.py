@@ -276,7 +276,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
 def forking_rig(place: Path, personality: Personality) -> Iterator[Rig]:
     """A machine whose offices, commands and programs are forked (``tests.commands``). All such machines of this process
     lie in one place, one after the other: where a process looks for libraries is settled when it begins."""
-    fork_where(str(place / "rig"))
+    fork_where(LD_LIBRARY_PATH=str(place / "rig"))
     rig = make_rig(place, personality)
     try:
         yield rig

@@ -110,7 +110,7 @@ def test_a_forked_program_is_talked_to_by_pipes_as_a_started_one_is(monkeypatch:
 def test_what_is_forked_finds_its_libraries_where_it_was_said_to_fork(tmp_path: Path) -> None:
     """Whatever lies there at the time; and nobody else looks there."""
     folder, source = tmp_path / "libraries", tmp_path / "number.c"
-    fork_where(str(folder))
+    fork_where(LD_LIBRARY_PATH=str(folder))
     for number in (1, 2):
         folder.mkdir()
         source.write_text(f"int number(void) {{ return {number}; }}")
