@@ -14,13 +14,14 @@ import pytest
 
 from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, NotFound
 from sublet.node.storage import copying_work
-from sublet.node.storage.copying_work import copy_in
+from sublet.node.storage.copying_work import AROUND, copy_in
 from sublet.node.storage.volume_folder import collect, has_files, sweep_staging
 from sublet.state.checkpoints.format import CheckpointManifest
 from sublet.state.checkpoints.store import Copied, FolderStore, copy_checkpoint, verify
 from sublet.state.checkpoints.writer import Author
 from sublet.values import MIB
-from sublet.wire.volumes import COPIED, Collect, CopiedIn, CopyIn
+from sublet.wire.manifest import manifest_name
+from sublet.wire.volumes import COPIED, Collect, CopiedIn, CopyIn, bytes_below
 from tests.unit.node.storage.test_publish import E5, A, Bench, big
 
 
@@ -265,3 +266,31 @@ def test_a_copy_is_refused_to_who_has_the_volume_no_more(bench: Bench, source: B
     assert later.epoch != E5
     with pytest.raises(NotFound):
         copy_in(bench.place, str(source.folder), CopyIn(lease=A, epoch=E5, volume="t", staging="c"))
+
+
+def test_what_is_copied_may_be_read_by_its_asker(bench: Bench, source: Bench) -> None:
+    source.save(big(1))
+    copied(bench, source)
+    assert {path.stat().st_mode & 0o777 for path in (bench.staging / "c").iterdir()} == {0o444}
+
+
+def test_a_manifest_under_the_name_of_another_is_not_copied(bench: Bench, source: Bench) -> None:
+    source.save(1)
+    folder = source.folder / "checkpoints"
+    (folder / manifest_name(1)).rename(folder / manifest_name(5))
+    with pytest.raises(CheckpointDamaged, match="is the manifest of another checkpoint"):
+        copied(bench, source)
+
+
+def test_a_volume_whose_size_is_only_counted_has_room_for_what_is_left_of_it(bench: Bench, source: Bench) -> None:
+    """With a margin for folders and a manifest of its own."""
+    source.save(big(1))
+    size = copied(bench, source)[0].size
+    bench.counted = True
+    for room, fits in ((size + AROUND, True), (size + AROUND - 1, False), (size, False)):
+        bench.size = bytes_below(str(bench.folder)) + room
+        if fits:
+            copied(bench, source, name="fits")
+        else:
+            with pytest.raises(CapacityExceeded, match="has room for"):
+                copied(bench, source, name="not")

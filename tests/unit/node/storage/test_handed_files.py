@@ -15,6 +15,7 @@ from sublet.node.storage.volume_folder import VolumeAccess, lay_out
 from sublet.values import Epoch, LeaseId
 from sublet.wire.volumes import FILES_MAX, FilesOpened, ListVolume, OpenFiles, VolumeOpened
 from tests.left_open import nothing_left_open
+from tests.unit.node.storage.test_publish import Bench, big
 
 LEASE, EPOCH = LeaseId("l-1"), Epoch(1, 2)
 PACK = "ab" * 32 + ".pack"
@@ -136,3 +137,22 @@ def test_of_saves_that_are_never_ended_only_the_newest_are_kept(place: VolumeAcc
     kept = os.listdir(Path(place.folder) / "staging" / f"{EPOCH}.holder")
     assert len(kept) == STAGED_FOLDERS_MAX
     assert f"s{STAGED_FOLDERS_MAX + 4}" in kept
+
+
+def test_what_a_collection_would_free_is_only_what_the_checkpoints_that_stay_do_not_need(tmp_path: Path) -> None:
+    """A holder of another user cannot look itself, and saves anew once there is room."""
+    bench = Bench(tmp_path / "volume").open()
+    sizes: list[int] = []
+    for number in range(3):
+        bench.save(big(number))
+        there = sum(path.stat().st_size for path in (bench.folder / "packs").iterdir())
+        sizes.append(there - sum(sizes))
+    for keep, freed in ((0, 0), (3, 0), (1, sum(sizes[:2]))):
+        assert list_volume(bench.place, ListVolume(lease=LEASE, epoch=EPOCH, keep=keep)).freed == freed
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_of_another_user_is_none_of_ours(place: VolumeAccess) -> None:
+    os.chown(Path(place.folder) / "packs" / PACK, 65_534, 65_534)
+    with pytest.raises(InvalidRequest, match="is no file of Sublet's"):
+        opened(place, PACK)

@@ -24,13 +24,14 @@ from sublet.errors import (
     VersionConflict,
 )
 from sublet.node.storage import volume_folder
-from sublet.node.storage.publish import publish, run_and_encode
+from sublet.node.storage.publish import check_pack, copy_bytes, publish, run_and_encode
 from sublet.node.storage.volume_folder import VolumeAccess, collect, has_files, lay_out, sweep_staging
+from sublet.state.checkpoints.format import CheckpointManifest
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Author, Saver, Staged
 from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import loads
-from sublet.wire.manifest import manifest_name, number_of
+from sublet.wire.manifest import manifest_name, number_of, read_manifest
 from sublet.wire.refusals import Refusal
 from sublet.wire.volumes import Collect, Publish, Published, VolumeOpened, VolumeReply
 
@@ -128,14 +129,17 @@ def test_what_was_staged_is_a_checkpoint_that_nobody_writes_to(bench: Bench) -> 
     assert bench.values()[2] == [big(1), big(2)]
 
 
+@pytest.mark.parametrize("is_copied", [False, True], ids=["sealed", "copied"])
 @pytest.mark.parametrize("nth", range(4))
 def test_after_a_sync_that_failed_nothing_is_found_that_was_not_there(
-    nth: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    nth: int, is_copied: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the pack, of its folder, of the manifest, of its folder: whether the disk has it nobody knows, so nobody is
     told that it has. The same save succeeds when the disk does its work again."""
     bench.save(1)
     asked, _ = bench.stage(big(2))
+    if is_copied:
+        monkeypatch.setattr("sublet.node.storage.publish._seal", lambda fd, take_over: False)
     real, calls = os.fsync, 0
 
     def fails(fd: int) -> None:
@@ -196,6 +200,20 @@ def in_place_of(bench: Bench, name: str) -> None:
     (bench.folder / name).symlink_to(f"{name}.was")
 
 
+def named_twice_more(bench: Bench, pack: Path) -> None:
+    """As by an attempt to publish it that was killed, and elsewhere."""
+    os.link(pack, bench.folder / "packs" / pack.name)
+    os.link(pack, bench.folder / "mine")
+
+
+def of_another_parent(manifest: Path) -> None:
+    """The number is the next one, and it was made from an older checkpoint."""
+    made = CheckpointManifest.parse(manifest.read_bytes())
+    assert (made.number, made.parent) == (2, 1)
+    manifest.chmod(0o600)
+    manifest.write_bytes(replace(made, parent=0).dump())
+
+
 ODDITIES = [
     Odd("the manifest is a link", lambda b, a, s: put_link(s.manifest_path, "/etc/passwd"), InvalidRequest),
     Odd("the manifest is a pipe", lambda b, a, s: put_pipe(s.manifest_path), InvalidRequest),
@@ -211,9 +229,11 @@ ODDITIES = [
     Odd("the manifest was changed", lambda b, a, s: changed(s.manifest_path, 30), CheckpointDamaged),
     Odd("the manifest is longer", lambda b, a, s: os.truncate(s.manifest_path, 4096), CheckpointDamaged),
     Odd("the manifest is immense", lambda b, a, s: os.truncate(s.manifest_path, 65 << 20), CheckpointDamaged),
+    Odd("it was made from another parent", lambda b, a, s: of_another_parent(s.manifest_path), VersionConflict),
     Odd("the pack is a link", lambda b, a, s: put_link(s.packs[0], "/etc/passwd"), InvalidRequest),
     Odd("the pack is a pipe", lambda b, a, s: put_pipe(s.packs[0]), InvalidRequest),
     Odd("the pack has another name", lambda b, a, s: os.link(s.packs[0], b.folder / "mine"), InvalidRequest),
+    Odd("the pack has two more names", lambda b, a, s: named_twice_more(b, s.packs[0]), InvalidRequest),
     Odd(
         "the pack is cut off", lambda b, a, s: os.truncate(s.packs[0], s.packs[0].stat().st_size - 1), CheckpointDamaged
     ),
@@ -256,6 +276,82 @@ def test_what_is_odd_is_refused_and_nothing_is_found_that_was_not_there(odd: Odd
     assert bench.values() == {1: "before"}
     bench.save("after")
     assert bench.values()[2] == "after"
+
+
+@pytest.mark.parametrize("at", [3, -5], ids=["beginning", "end"])
+def test_what_is_copied_is_looked_at_as_what_is_sealed(at: int, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublet.node.storage.publish._seal", lambda fd, take_over: False)
+    asked, staged = bench.stage(big(2))
+    changed(staged.packs[0], at)
+    with pytest.raises(CheckpointDamaged):
+        publish(bench.place, asked)
+    assert os.listdir(bench.folder / "packs") == []
+
+
+def test_a_pack_that_has_become_longer_or_shorter_is_none(bench: Bench) -> None:
+    """Its writer may change it until it is sealed, which is after its size was looked at first."""
+    _, staged = bench.stage(big(1))
+    (pack,) = staged.packs
+    contents = read_manifest(staged.manifest_path.read_bytes())
+    size, entries = contents.packs[pack.name]
+    with open(pack, "r+b") as file, open(bench.folder / "copy", "w+b") as copy:
+        check_pack(file.fileno(), pack.name, (size, entries))
+        with pytest.raises(CheckpointDamaged, match="is not the pack that the manifest names"):
+            check_pack(file.fileno(), pack.name, (size + 1, entries))
+        with pytest.raises(CheckpointDamaged, match="became shorter"):
+            copy_bytes(file.fileno(), copy.fileno(), size + 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_pack_that_another_user_has_put_there_is_none_that_is_needed(bench: Bench) -> None:
+    """A volume may be kept while its packs lay in a folder that others could write to."""
+    bench.save(big(1))
+    asked, _ = bench.stage([big(1), 2])
+    for pack in (bench.folder / "packs").iterdir():
+        os.chown(pack, 65_534, 65_534)
+    with pytest.raises(CheckpointDamaged, match="is not what it was"):
+        publish(bench.place, asked)
+
+
+def test_a_guest_that_asks_to_keep_less_than_nothing_loses_no_checkpoint(bench: Bench) -> None:
+    for number in range(3):
+        asked, _ = bench.stage(number, name=f"s{number}")
+        publish(bench.place, replace(asked, keep=-1))
+    assert bench.values() == {1: 0, 2: 1, 3: 2}
+
+
+def test_a_manifest_under_the_name_of_another_is_none(bench: Bench) -> None:
+    bench.save(1)
+    folder = bench.folder / "checkpoints"
+    (folder / manifest_name(1)).rename(folder / manifest_name(5))
+    with pytest.raises(CheckpointDamaged, match="is the manifest of checkpoint 1"):
+        collect(bench.place, Collect(lease=A, epoch=E5, keep=1))
+    assert os.listdir(bench.folder / "packs"), "what it needs is not known"
+
+
+def test_no_pack_goes_before_it_is_durable_that_no_manifest_names_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loss of power could bring back a manifest whose packs are gone."""
+    for number in range(3):
+        bench.save(big(number))
+    packs = sorted(os.listdir(bench.folder / "packs"))
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, "an error of the disk")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="an error of the disk"):
+        collect(bench.place, Collect(lease=A, epoch=E5, keep=1))
+    assert sorted(os.listdir(bench.folder / "packs")) == packs
+
+
+def test_of_very_many_folders_only_the_first_are_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond counts as a file, so the volume is kept."""
+    (bench.folder / "a" / "b" / "c").mkdir(parents=True)
+    assert not has_files(str(bench.folder / "a"))
+    monkeypatch.setattr(volume_folder, "FOLDERS_MAX", 1)
+    assert has_files(str(bench.folder / "a"))
 
 
 def test_the_same_twice_is_one(bench: Bench) -> None:

@@ -1,29 +1,41 @@
-"""What can be known of folders and segments without making any: tables and counts."""
+"""Folders of leases and volumes: what can be known of them, and how they are made, kept and put away."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from sublet.clock import SystemClock
+from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.node.forked_jobs import FORKED_JOBS_MAX, ForkedJobs
 from sublet.node.loop import Loop
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import choose
 from sublet.node.processes.memory_watch import share_of
 from sublet.node.processes.messages import out_of_memory
 from sublet.node.processes.procs import PAGE_BYTES, ProcessStat, Procs
 from sublet.node.processes.tree import Trees
+from sublet.node.sandbox.cleaning import remove_tree
+from sublet.node.storage import stores, stores_work
 from sublet.node.storage.mounts import Mount, loops_in, mounts_in, why_busy
 from sublet.node.storage.store import NAMES_MAX, FolderCount, count
-from sublet.values import MIB
+from sublet.node.storage.stores import Stores
+from sublet.node.storage.stores_work import StoreNote
+from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.codec import dumps
+from sublet.wire.disk import DiskSpace, disk_reserve
+from sublet.wire.orders import Part, VolumeRef
 from tests.left_open import nothing_left_open
 
 CORES: list[tuple[int, tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]] = [
@@ -312,3 +324,333 @@ def test_the_end_of_an_own_process_is_known_without_a_descriptor(monkeypatch: py
     monkeypatch.setattr(os, "open", no_descriptor)
     trees.helper_lives(os.getpid(), False)
     assert os.getpid() not in trees.helpers
+
+
+# ------------------------------------------------------------------------------------- made, kept, and put away again
+
+
+A, B = LeaseId("l-a"), LeaseId("l-b")
+E5, E6 = Epoch(1, 5), Epoch(1, 6)
+ANNA = TenantId("anna")
+BLOCK = Part(resource=ResourceId("n/block"), kind=Kind.BLOCK, amount=8 * MIB)
+VOLUME = VolumeRef(tenant=ANNA, name="ckpt")
+
+
+class Machine:
+    """Stands for loop, clock and forked jobs: a job is done, here, when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.jobs: list[tuple[Callable[[], str], Callable[[str | None], None]]] = []
+        self.why_failed = "its process was killed"
+        self.later: list[Callable[[], None]] = []
+
+    def guarded(self, _: object) -> Machine:
+        return self
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self.later.append(call)
+
+    def run(self, work: Callable[[], str], done: Callable[[str | None], None], **_: object) -> object:
+        self.jobs.append((work, done))
+        return done
+
+    def done(self) -> None:
+        """The job that waits longest does its work."""
+        work, done = self.jobs.pop(0)
+        done(work())
+
+    def dies(self) -> None:
+        self.jobs.pop(0)[1](None)
+
+
+class StoresBench:
+    """The stores of a supervisor, on a machine without images. What it was told is in ``told``, by what it is of."""
+
+    def __init__(self, place: Path) -> None:
+        self.machine, self.place = Machine(), place
+        self.told: list[tuple[str, LeaseId]] = []
+        self.answers: list[SubletError | None] = []
+        self.stores = self.begun()
+
+    def begun(self) -> Stores:
+        """A supervisor's, as it begins."""
+        machine = cast("Any", self.machine)
+        return Stores(
+            loop=machine,
+            forked_jobs=machine,
+            state=str(self.place / "state"),
+            runtime=str(self.place / "runtime"),
+            on_gone=lambda lease: self.told.append(("gone", lease)),
+            on_leave=lambda store: self.told.append(("leave", store.note.lease)),
+            on_stuck=lambda store: self.told.append(("stuck", store.note.lease)),
+        )
+
+    def open(self, tenancy: LeaseRuntime) -> bool:
+        return self.stores.open(tenancy, None, self.answers.append)
+
+    def made(self, tenancy: LeaseRuntime, *, file: str = "") -> Path:
+        """Its folder, with something in it if that is named."""
+        if self.open(tenancy):
+            self.machine.done()
+        folder = Path(tenancy.blocks[0])
+        if file:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text("something")
+        return folder
+
+    def kept(self, *, epoch: Epoch = E5) -> Path:
+        """The folder of a volume that is kept, of a lease that has ended."""
+        tenancy = leased(epoch=epoch)
+        folder = self.made(tenancy, file="data")
+        self.stores.leave(tenancy)
+        self.machine.done()
+        return folder.parent
+
+
+def leased(lease: LeaseId = A, *, name: str = "ckpt", epoch: Epoch = E5) -> LeaseRuntime:
+    return LeaseRuntime(
+        lease=lease, tenant=ANNA, epoch=epoch, parts=(BLOCK,), deadline_ns=1 << 60, office="o", name=name
+    )
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoresBench:
+    for module in (stores, stores_work):
+        monkeypatch.setattr(module, "why_no_image", lambda: "no images here")
+    return StoresBench(tmp_path)
+
+
+def test_a_folder_that_could_not_be_made_may_be_asked_for_again(bench: StoresBench) -> None:
+    tenancy = leased()
+    assert bench.open(tenancy)
+    bench.machine.dies()
+    (refused,) = bench.answers
+    assert isinstance(refused, CapacityExceeded)
+    assert "its process was killed" in refused.message
+    with pytest.raises(CapacityExceeded, match="still being put away"):
+        bench.open(tenancy)
+    bench.machine.done()
+    assert bench.made(tenancy).is_dir()
+
+
+def test_a_volume_is_of_one_lease_at_a_time(bench: StoresBench) -> None:
+    bench.made(leased())
+    with pytest.raises(InvalidRequest, match="the folder named ckpt is used by lease l-a"):
+        bench.open(leased(B))
+    assert bench.stores.volumes() == []
+
+
+def test_a_lease_that_ends_while_its_folder_is_made_leaves_none(bench: StoresBench) -> None:
+    tenancy = leased()
+    bench.open(tenancy)
+    bench.stores.leave(tenancy)
+    assert bench.told == [("leave", A)]
+    assert len(bench.machine.jobs) == 1, "nothing is taken away while it is made"
+    bench.machine.done()
+    assert len(bench.machine.jobs) == 1, "and then at once"
+    assert bench.stores.remaining(BLOCK.resource, A, E5)
+    bench.machine.done()
+    assert not bench.stores.remaining(BLOCK.resource, A, E5)
+    assert os.listdir(bench.place / "state" / "blocks" / "named" / "anna") == [], "nothing was put into it"
+    for call in bench.machine.later:
+        call()
+    assert bench.told[1:] == [("gone", A)]
+
+
+def test_a_volume_is_kept_with_the_last_epoch_that_had_it(bench: StoresBench) -> None:
+    """So an order to remove it that is older than that does nothing, and what is asked of it is answered by it."""
+    tenancy = leased()
+    bench.made(tenancy, file="data")
+    tenancy.epoch = E6
+    bench.stores.leave(tenancy)
+    assert not bench.stores.remaining(BLOCK.resource, A, E5), "what E5 had is of E6 now"
+    assert bench.stores.remaining(BLOCK.resource, A, E6)
+    bench.machine.done()
+    (volume,) = bench.stores.volumes()
+    assert (volume.volume, volume.epoch) == (VOLUME, E6)
+    bench.stores.remove_volume(VOLUME, E5)
+    assert not bench.machine.jobs
+    bench.stores.remove_volume(VOLUME, E6)
+    bench.machine.done()
+    assert bench.stores.volume_epoch(VOLUME) is None
+
+
+def test_a_volume_that_a_lease_has_is_not_removed_and_is_none_that_is_kept(bench: StoresBench) -> None:
+    folder = bench.kept()
+    assert len(bench.stores.volumes()) == 1
+    bench.open(leased(B, epoch=E6))
+    assert bench.stores.volumes() == []
+    bench.stores.remove_volume(VOLUME, Epoch(1, 9))
+    bench.machine.done()
+    assert not bench.machine.jobs
+    assert (folder / "0" / "data").exists()
+
+
+def test_what_is_published_or_read_there_is_finished_first(bench: StoresBench) -> None:
+    tenancy = leased()
+    bench.made(tenancy)
+    (store,) = tenancy.stores
+    store.at_work = 1
+    bench.stores.leave(tenancy)
+    assert not bench.machine.jobs
+    assert bench.stores.remaining(BLOCK.resource, A, E5) == "a checkpoint is just being published in it, or read"
+    store.at_work = 0
+    bench.stores.on_idle(store)
+    bench.machine.done()
+    assert not bench.stores.remaining(BLOCK.resource, A, E5)
+
+
+def test_what_is_in_use_is_tried_again_after_a_while_and_goes_in_the_end(
+    bench: StoresBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that still has a file of it open is waited for; what no lease has any more waits for none."""
+    forced: list[bool] = []
+
+    def in_use(folder: str, **how: Any) -> str:
+        forced.append(how["forced"])
+        return "" if how["forced"] else f"{folder} is in use still"
+
+    monkeypatch.setattr(stores, "put_away", in_use)
+    tenancy = leased()
+    bench.made(tenancy)
+    bench.stores.leave(tenancy)
+    for tries, again_ns in enumerate(stores.AGAIN_NS, 1):
+        bench.machine.done()
+        assert bench.told.count(("stuck", A)) == tries
+        bench.machine.now += again_ns - 1
+        assert "is in use still" in bench.stores.remaining(BLOCK.resource, A, E5)
+        assert not bench.machine.jobs, "not before its time"
+        bench.machine.now += 1
+        bench.stores.remaining(BLOCK.resource, A, E5)
+    bench.machine.done()
+    assert not bench.stores.remaining(BLOCK.resource, A, E5)
+    assert forced == [False, False, False, True]
+    bench.stores.remove_volume(VOLUME, E6)
+    bench.machine.done()
+    assert forced[4:] == [True]
+
+
+def test_a_removal_that_was_cut_off_goes_on_with_the_next_supervisor(
+    bench: StoresBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first moment on it is a volume no more: a lease of its name would find less in it than was kept."""
+    folder = bench.kept()
+    with monkeypatch.context() as patch:
+        patch.setattr(stores_work, "remove_tree", lambda path: SimpleNamespace(is_clean=False))
+        bench.stores.remove_volume(VOLUME, E5)
+        bench.machine.done()
+    bench.machine.jobs.clear()
+    assert (folder / "0" / "data").exists()
+    bench.stores = bench.begun()
+    assert bench.stores.volumes() == []
+    bench.stores.begin()
+    bench.machine.done()
+    assert not folder.exists()
+
+
+def test_the_last_of_a_folder_that_goes_is_what_says_that_it_goes(
+    bench: StoresBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, removed = bench.kept(), list[str]()
+
+    def watched(path: str) -> Any:
+        removed.append(path)
+        return remove_tree(path)
+
+    monkeypatch.setattr(stores_work, "remove_tree", watched)
+    bench.stores.remove_volume(VOLUME, E5)
+    bench.machine.done()
+    assert removed == [str(folder / "0"), str(folder)]
+
+
+def test_a_supervisor_without_a_descriptor_takes_no_volume_for_one_that_was_only_begun(
+    bench: StoresBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be removed."""
+    bench.kept()
+
+    def none_left(folder: str, name: str = "") -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(stores, "read_note", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        bench.begun()
+
+
+# ---- in a folder
+
+
+def note(name: str = "ckpt") -> StoreNote:
+    return StoreNote(lease=A, epoch=E5, tenant=ANNA, parts=(BLOCK,), name=name)
+
+
+def test_a_volume_of_another_size_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "kept").write_bytes(dumps(note()))
+    (folder / "0.img").write_bytes(b"x" * 4096)
+    made = stores_work.make_blocks(str(folder), note(), None)
+    assert made.refused == "the folder of this name is kept with 4KiB, and the lease has 8MiB"
+    assert (folder / "0.img").read_bytes() == b"x" * 4096
+    assert (folder / "kept").exists()
+
+
+def test_a_volume_that_was_held_open_when_it_was_kept_is_refused_until_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that process has in memory would be written over what a second mount writes."""
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "kept").write_bytes(dumps(note()))
+    monkeypatch.setattr(stores_work, "loops_of", lambda folder: ["/dev/loop7"])
+    monkeypatch.setattr(stores_work, "why_busy", lambda device: "process 9 (shell, user 1000) has it")
+    made = stores_work.make_blocks(str(folder), note(), None)
+    assert "still is: process 9 (shell, user 1000) has it" in made.refused
+    assert (folder / "kept").exists()
+
+
+def test_what_takes_away_waits_for_forked_jobs_of_a_supervisor_before_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those of its own it goes on."""
+    lock, real = str(tmp_path / "jobs" / "lock"), fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda fd, how: real(fd, how | fcntl.LOCK_NB))
+    with stores_work.among_forked_jobs(lock, after_others=False):
+        with stores_work.among_forked_jobs(lock, after_others=False):
+            pass
+        with pytest.raises(BlockingIOError), stores_work.among_forked_jobs(lock, after_others=True):
+            pass
+    with stores_work.among_forked_jobs(lock, after_others=True):
+        pass
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_an_image_leaves_half_of_what_is_kept_back_for_the_journal(
+    is_enough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1 << 40
+    least = 2 * MIB + disk_reserve(size).withheld // 2
+    monkeypatch.setattr(stores_work, "space_of", lambda folder: DiskSpace(size=size, free=least - (not is_enough)))
+    if is_enough:
+        stores_work._reserve(str(tmp_path / "0.img~"), 2 * MIB)
+        assert (tmp_path / "0.img~").stat().st_size == 2 * MIB
+    else:
+        with pytest.raises(OSError, match="No space left on device"):
+            stores_work._reserve(str(tmp_path / "0.img~"), 2 * MIB)
+
+
+def test_what_was_only_begun_is_not_kept(tmp_path: Path) -> None:
+    """Neither a folder in which a save was staged and never published, nor an image that has no name yet."""
+    for name, kept in (("0/staging/1.5/s/manifest", False), ("0/data", True)):
+        folder = tmp_path / str(kept)
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("something")
+        (folder / "note").write_bytes(dumps(note()))
+        (folder / "0.img~").write_bytes(b"half of one")
+        assert stores_work.put_away(str(folder), keep=True) == ""
+        assert folder.exists() is kept
+    assert sorted(os.listdir(tmp_path / "True")) == ["0", "kept"]
