@@ -115,7 +115,7 @@ class HomeRules(EncodingRules):
     def anew(self, compact: frozenset[int] = frozenset()) -> HomeRules:
         """For another part of the same values: what is noted is noted together."""
         found = type(self)(gpu=self.gpu, compact=compact, reads=self.reads)
-        found.figures, found.of_kinds = self.figures, self.of_kinds
+        found.figures, found.classes = self.figures, self.classes
         return found
 
     def part(self) -> HomeRules:
@@ -152,7 +152,13 @@ class HomeRules(EncodingRules):
         attributes = {"".join(name): held for name, held in value.__dict__.items()}
         return rebuild.function, (value.__code__, space, None, None, None), (attributes, slots)
 
-    def _rule_for(self, kind: type) -> Any:
+    def _bases(self) -> set[type]:
+        found: set[Any] = {*super()._bases(), *CONNECTIONS, *LOCKS, *BOUND_TO_PROCESS, importlib.machinery.ModuleSpec}
+        for module, name in (("comm.base_comm", "BaseComm"), ("IPython.core.interactiveshell", "InteractiveShell")):
+            found.add(getattr(sys.modules.get(module), name, None))
+        return found
+
+    def _find_rule(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
             return self._refused
         comms = sys.modules.get("comm.base_comm")
@@ -168,7 +174,7 @@ class HomeRules(EncodingRules):
         if shell is not None and issubclass(kind, shell.InteractiveShell):
             return self._shell
         numpy = loaded("numpy")
-        return self._map if numpy is not None and kind is numpy.memmap else super()._rule_for(kind)
+        return self._map if numpy is not None and kind is numpy.memmap else super()._find_rule(kind)
 
     def _refused(self, value: Any) -> Any:
         raise ReductionRefused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))

@@ -39,6 +39,7 @@ from sublet.notebook.updater_choice import (
 )
 from sublet.notebook.updaters import ATOMS, Way
 from sublet.state.transfer.figures import Assembly
+from sublet.state.transfer.reducers import EncodingRules
 
 __all__ = ["ATOMS", "can_change", "merge"]
 
@@ -116,6 +117,8 @@ class _Plan:
         self._windows: list[Window] = []
         self._keep: list[Any] = []
         self._ordinary: dict[type, Way | None] = {}
+        self._rules = EncodingRules(gpu="refuse")
+        """Those found for classes. While it is chosen what stands for what, no code of the program runs."""
         self._depth = 0
 
     def choose_all(self, news: Iterable[Any]) -> None:
@@ -151,7 +154,7 @@ class _Plan:
             return old
         self._keep.append(new)
         target = self._target(new)
-        if target is new and (old := self.original(new)) is not None and is_as_it_was(old, new):
+        if target is new and (old := self.original(new)) is not None and is_as_it_was(old, new, self._rules):
             self.chosen[id(new)] = old
             return old
         self.chosen[id(new)] = target

@@ -64,6 +64,7 @@ from sublet.state.transfer.codec import ATOMS, can_travel, encode
 from sublet.state.transfer.encoded import BufferKind, Encoded, EncodedBuffer
 from sublet.state.transfer.figures import is_part_kind
 from sublet.state.transfer.names import found_by_name
+from sublet.state.transfer.reducers import ClassRules
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
@@ -218,8 +219,8 @@ class Space:
         memory the finder remembers."""
         self._figures: dict[int, Any] = {}
         """Figures that were pickled for what is being looked at: no code of the program runs meanwhile."""
-        self._kinds: dict[type, Any] = {}
-        """The rules that were found for types, for as long."""
+        self._classes = ClassRules()
+        """The rules that were found for classes, for as long."""
         self._kept: Encodings | None = None
         """What was encoded, for as long; None outside of a look that says when it is over."""
         self._is_looking = False
@@ -548,7 +549,7 @@ class Space:
 
     def _same(self, parcel: Parcel) -> dict[int, Any] | None:
         """Of a parcel that was sent because it may have changed: what it holds, if that is here and just so."""
-        self._figures, self._kinds = {}, {}
+        self._figures, self._classes = {}, ClassRules()
         lodged = [one for one in parcel.buffers if isinstance(one, Lodged)]
         if not lodged or parcel.names not in self._agreed or not self.names.keys() >= set(parcel.names):
             return None
@@ -769,7 +770,7 @@ class Space:
         ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded. ``like``:
         groups that came from the other side; None: large ones of the last time stay as they are if nothing in them has
         changed."""
-        rules.figures, rules.of_kinds = self._figures, self._kinds
+        rules.figures, rules.classes = self._figures, self._classes
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
         here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
@@ -984,7 +985,7 @@ class Space:
 
     def _forget_figures(self) -> None:
         """Code of the program has run, or will: what was looked at may be another."""
-        self._figures, self._kinds, self._surveyed, self._verdicts = {}, {}, {}, {}
+        self._figures, self._classes, self._surveyed, self._verdicts = {}, ClassRules(), {}, {}
         self._kept = None
 
     def _begin_look(self) -> None:

@@ -23,7 +23,7 @@ from sublet.notebook.updaters import UpdatePlan, Way, is_frame, is_looked_at
 from sublet.state.checkpoints.object_groups import IDENTITY_FREE
 from sublet.state.transfer.codec import encode
 from sublet.state.transfer.figures import figure_of, is_part_kind
-from sublet.state.transfer.reducers import OWNERS, has_plain_state, owner_of
+from sublet.state.transfer.reducers import OWNERS, EncodingRules, has_plain_state, owner_of
 
 APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections", "_collections", "array"})
 """Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""
@@ -156,8 +156,8 @@ def _of_one_owner(plan: UpdatePlan, old: Any, new: Any) -> bool:
     return type(owner) not in OWNERS or not plan.travels(owner) or plan.original(owner) is owner_of(old)
 
 
-def is_as_it_was(old: Any, new: Any) -> bool:
-    """Of two that no code here can look into: whether pickle says the same of both."""
+def is_as_it_was(old: Any, new: Any, rules: EncodingRules) -> bool:
+    """Of two that no code here can look into: whether pickle says the same of both. ``rules``: of the same plan."""
     if type(old) is not type(new) or isinstance(new, IDENTITY_FREE) or type(new) in _WAYS:
         return False
     if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None:
@@ -165,7 +165,7 @@ def is_as_it_was(old: Any, new: Any) -> bool:
     if builtin_base(type(new)) is not None and not _frees_at_its_end(type(new)):
         return False
     try:
-        one, other = encode(old, gpu="refuse"), encode(new, gpu="refuse")
+        one, other = encode(old, rules=rules.anew()), encode(new, rules=rules.anew())
     except SubletError:
         return False
     return one.head == other.head and all(a == b for a, b in zip(one.views, other.views, strict=True))

@@ -47,12 +47,13 @@ ALIGN: Final = 64
 """What vector units like, for every piece of memory in the small buffer."""
 
 
-def encode(value: object, *, gpu: GpuRule = "copy") -> Encoded:
+def encode(value: object, *, gpu: GpuRule = "copy", rules: EncodingRules | None = None) -> Encoded:
     """Take a value apart. Its memory is looked at and not copied; that of other devices is, or refused.
+    ``rules``: others than the usual, and new ones.
 
     Raises ``Unpicklable``, naming the first object that cannot travel and the path to it.
     """
-    encoding = Encoding(EncodingRules(gpu=gpu))
+    encoding = Encoding(EncodingRules(gpu=gpu) if rules is None else rules)
     encoding.dump(value)
     return encoding.finished(value)
 

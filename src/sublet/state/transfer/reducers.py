@@ -58,6 +58,19 @@ RUN_AT_LOADING: Final = frozenset(
     }
 )
 """Methods that may run while an object is unpickled."""
+RULED: Final[tuple[type, ...]] = (
+    *(type, dict, memoryview, BaseException, types.FunctionType, types.CellType, types.MappingProxyType),
+    *(functools._lru_cache_wrapper, functools.cached_property, typing.NewType, typing.TypeVar),
+    *(re.Match, itertools.groupby, weakref.ProxyType, weakref.CallableProxyType, struct.Struct),
+)
+"""Of Python's own classes those that rules are for, beside ``BY_CLOUDPICKLE``."""
+RULED_MODULES: Final = ("typing", "unittest.mock")
+"""Modules whose classes have rules."""
+RULED_BY_NAME: Final = (
+    *(("PIL.ImageDraw", "ImageDraw"), ("PIL.Image", "Image")),
+    *(("pandas._libs.internals", "Block"), ("pandas.core.arrays.arrow.array", "ArrowExtensionArray")),
+)
+"""Modules and classes in them that rules are for. They need not be loaded whole."""
 
 
 SINGLE_DISPATCH: Final = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
@@ -71,6 +84,19 @@ class ReductionRefused(TypeError):
 PLAIN_KINDS: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
 ARROW_PADDING_BYTES: Final = 4096
 """What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
+
+
+class ClassRules:
+    """What was found out about classes. It holds as long as no code of the program runs."""
+
+    __slots__ = ("bases", "of_kinds")
+
+    def __init__(self) -> None:
+        self.of_kinds: dict[type, tuple[Rule | str | None, Mapping[int, tuple[str, str]]]] = {}
+        """Of each class that was met its rule, or the name of that if it is a method, and its objects that modules have
+        under a name."""
+        self.bases: frozenset[type] = frozenset()
+        """The classes that rules are for, of the libraries that are loaded; empty: not looked for yet."""
 
 
 class EncodingRules:
@@ -96,9 +122,8 @@ class EncodingRules:
         self.owned: frozenset[int] = frozenset()
         """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
         self._rules: dict[type, Rule | None] = {}
-        self.of_kinds: dict[type, tuple[Rule | str | None, Mapping[int, tuple[str, str]]]] = {}
-        """Of each type that was met its rule, or the name of that if it is a method, and its objects that modules have
-        under a name. ``anew`` hands them on."""
+        self.classes = ClassRules()
+        """``anew`` hands them on, for encodings of the same values."""
         self._cells: set[int] = set()
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
         self._alike: dict[tuple[int, int], tuple[types.FunctionType, Any, Any, Any]] = {}
@@ -117,7 +142,7 @@ class EncodingRules:
     def anew(self, compact: frozenset[int] = frozenset()) -> EncodingRules:
         """The same rules for another encoding."""
         found = type(self)(gpu=self.gpu, compact=compact)
-        found.figures, found.of_kinds = self.figures, self.of_kinds
+        found.figures, found.classes = self.figures, self.classes
         return found
 
     def part(self) -> EncodingRules:
@@ -145,12 +170,13 @@ class EncodingRules:
 
     def _rule_of(self, kind: type) -> Rule | None:
         """Looked for once for all encodings of the same values: that takes longer than to ask it."""
-        if kind not in self.of_kinds:
+        of_kinds = self.classes.of_kinds
+        if kind not in of_kinds:
             found: Rule | str | None = self._rule_for(kind)
             if isinstance(found, types.MethodType) and found.__self__ is self:
                 found = found.__name__
-            self.of_kinds[kind] = found, _of_modules(kind)
-        rule, known = self.of_kinds[kind]
+            of_kinds[kind] = found, _of_modules(kind)
+        rule, known = of_kinds[kind]
         rule = getattr(self, rule) if isinstance(rule, str) else rule
         return self._unless_of_module(kind, rule, known) if known else rule
 
@@ -210,6 +236,31 @@ class EncodingRules:
         return core.__new__, (kind, *((arguments[1:],) if fields else arguments[1:])), *parts
 
     def _rule_for(self, kind: type) -> Rule | None:
+        """Most classes have none, and their bases show it. To ask for one rule after the other takes far longer."""
+        bases = self.classes.bases
+        if not bases:
+            bases = self.classes.bases = frozenset(self._bases())
+        if bases.isdisjoint(kind.__mro__) and kind.__module__ not in RULED_MODULES:
+            return self._plotted if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind) else None
+        return self._find_rule(kind)
+
+    def _bases(self) -> set[type]:
+        """Classes, of which ``_find_rule`` may find a rule for each subclass, and for no others."""
+        found: set[Any] = {*BY_CLOUDPICKLE, *RULED}
+        if (numpy := loaded("numpy")) is not None:
+            found |= {numpy.ndarray, numpy.ufunc, numpy.dtypes.VoidDType}
+        if (torch := loaded("torch")) is not None:
+            found |= {torch.storage.TypedStorage, torch.UntypedStorage, torch.Tensor, torch.optim.Optimizer}
+            found |= {torch.utils.hooks.RemovableHandle, weakref.ReferenceType}
+            if "torch.nn.utils.parametrize" in sys.modules:
+                found.add(torch.nn.Module)
+        for module, name in RULED_BY_NAME:
+            found.add(getattr(sys.modules.get(module), name, None))
+        if (pandas := loaded("pandas")) is not None:
+            found |= {pandas.core.generic.NDFrame, pandas.Index}
+        return found
+
+    def _find_rule(self, kind: type) -> Rule | None:
         if issubclass(kind, type):
             return self._class
         if kind is types.FunctionType:

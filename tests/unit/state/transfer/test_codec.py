@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from sublet.durable import rebuild
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.notebook.home import HomeRules
 from sublet.state.transfer.codec import SMALL_BYTES, SPLICE_BYTES, encode
 from sublet.state.transfer.encoded import BufferKind, Encoded, Head
 from sublet.state.transfer.loading import decode
@@ -458,6 +459,24 @@ def test_a_rule_for_a_class_of_a_library_is_looked_for_again_when_another_librar
     monkeypatch.setitem(sys.modules, "PIL.Image", types.SimpleNamespace(Image=kind))
     rules = EncodingRules()
     assert rules._rule_of(kind) == rules._image
+
+
+@pytest.mark.parametrize("rules", [EncodingRules(), HomeRules()])
+def test_the_bases_of_a_class_show_whether_it_has_a_rule(rules: EncodingRules) -> None:
+    """Of all classes that are loaded."""
+    for library in ("matplotlib.figure", "PIL.ImageDraw", "torch.nn.utils.parametrize", "IPython", "comm.base_comm"):
+        importlib.import_module(library)
+    found: dict[int, type] = {}
+    waiting: list[type] = [object]
+    while waiting:
+        kind = waiting.pop()
+        if id(kind) not in found:
+            found[id(kind)] = kind
+            waiting += type.__subclasses__(kind)
+    ruled = [kind for kind in found.values() if rules._find_rule(kind) is not None]
+    assert len(ruled) > 500
+    without = [kind for kind in ruled if rules._rule_for(kind) is None]
+    assert without == []
 
 
 def test_an_object_that_its_library_has_under_a_name_goes_by_it_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
