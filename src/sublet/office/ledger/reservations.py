@@ -169,7 +169,12 @@ def _choose(step: Transaction, reservation: ReservationRecord, reserved: Reserve
     """As many devices as are reserved, or as there are. Those that are kept already stay; of the others, the cheapest
     in turn, those last that other reservations need: once a lease has to go, its other devices cost nothing more."""
     state, present = step.state, reserved.resources
-    usable = [room for room in _in_service(state) if _is_open(state, room, reservation)]
+    group = reservation.group
+    usable = [
+        room
+        for room in _in_service(state)
+        if _is_open(state, room, reservation) and _can_use(group, walled=room.walled)
+    ]
     free = [room for room in usable if room.resource not in present]
     fitting = [room for room in usable if reservation.model is None or is_model(reservation.model, room)]
     kept = [room.resource for room in fitting if room.resource in present][: reservation.gpus]
@@ -213,6 +218,11 @@ def _in_service(state: State) -> Iterator[Room]:
 
 def _is_open(state: State, room: Room, reservation: ReservationRecord) -> bool:
     return state.reserved_by.get(room.resource, reservation.id) == reservation.id
+
+
+def _can_use(group: GroupId, *, walled: bool) -> bool:
+    """``walled``: whether only guests of tenant local can use the device. That tenant is in the default group."""
+    return not walled or group == DEFAULT_GROUP
 
 
 def _cost(step: Transaction, reservation: ReservationRecord, room: Room, leaving: set[str]) -> tuple[int, int, int]:
@@ -388,11 +398,14 @@ def _check_amount(state: State, new: ReservationRecord, groups: Mapping[GroupId,
         raise InvalidRequest(f"all times of reservation {new.id} are past", do="Give one that is to come.")
     if new.gpus < 1:
         raise InvalidRequest(f"{new.gpus} GPUs cannot be reserved", do="Give one or more.")
-    there = _count(state, new.model)
+    there = _count(state, new.model, new.group)
     if new.gpus > there:
         called = f" called {shown(new.model)}" if new.model else ""
         are = "is" if new.gpus == 1 else "are"
-        raise InvalidRequest(f"{_gpus(new.gpus)}{called} {are} more than there are ({there})", do="Reserve fewer.")
+        text = f"{_gpus(new.gpus)}{called} {are} more than there are ({there})"
+        if there < _count(state, new.model):
+            text += " for guests of tenants; `sublet doctor --gpu` says why they cannot use the others"
+        raise InvalidRequest(text, do="Reserve fewer.")
     most = most_gpus(groups.get(new.group))
     if most is not None and new.gpus > most:
         raise InvalidRequest(
@@ -454,13 +467,14 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _count(state: State, model: str | None) -> int:
-    """Devices of the nodes that answer, in service or not."""
+def _count(state: State, model: str | None, group: GroupId = DEFAULT_GROUP) -> int:
+    """Devices of the nodes that answer, in service or not, which this group can use."""
     wanted = None if model is None else [name.casefold() for name in models_of(model)]
     return sum(
         resource.device.kind is Kind.GPU
         and not resource.device.partition
         and not state.nodes[resource.node].lost
+        and _can_use(group, walled=bool(resource.device.walled_trouble))
         and (wanted is None or any(name in resource.device.model.casefold() for name in wanted))
         for resource in state.resources.values()
     )

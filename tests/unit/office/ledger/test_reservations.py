@@ -14,6 +14,7 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Done, Granted
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.explain import ReasonKind
+from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import GroupRecord, LeaseRecord, Now, Quota, ReservationRecord, Span
@@ -84,6 +85,22 @@ def status(lease: LeaseRecord) -> LeaseStatus:
 
 def began(bench: Bench) -> list[int]:
     return [event.ready for event in bench.events if isinstance(event, ev.ReservationBegan)]
+
+
+# ---- which devices
+
+
+def test_a_device_that_guests_of_tenants_cannot_use_is_kept_for_no_group_of_theirs() -> None:
+    """It was tried out, and only guests of tenant local could. That tenant is in the default group."""
+    walled = Device(id=ResourceId("n1/a"), kind=Kind.GPU, capacity=16 * GIB, walled_trouble="cuInit said 100")
+    bench = Bench(inventory("n1", walled, device("n1/b"), device("n1/c")))
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    assert "3 GPUs are more than there are (2) for guests of tenants" in str(refused(bench, gpus=3))
+    reserve(bench, 2)
+    reserve(bench, 1, group=DEFAULT_GROUP, name="mine")
+    bench.wait(START - LEAD - 1000)
+    keeps = {name: reserved.resources for name, reserved in bench.state.books.reserved.items()}
+    assert keeps == {LAB_HOUR: ("n1/b", "n1/c"), "mine": ("n1/a",)}
 
 
 # ---- the start
