@@ -391,13 +391,57 @@ def make_class(
 
 
 def make_enum(bases: Any, name: str, qualname: str, members: Any, module: str, tracker: str | None, extra: Any) -> type:
-    """An enumeration; the one that is here where it came before."""
+    """An enumeration; the one that is here where it came before. ``extra``: of each member what its type of Python's
+    makes it of, if the program has a ``__new__`` for it. Neither that nor an ``__init__`` is called: attributes of the
+    members come with those of the class."""
     from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as TRACKED
-    from cloudpickle.cloudpickle import _make_skeleton_enum
+    from cloudpickle.cloudpickle import _lookup_class_or_track, _make_skeleton_enum
 
     if tracker is not None and (here := TRACKED.get(tracker)) is not None:
         return here  # type: ignore[no-any-return]
-    return _make_skeleton_enum(bases, name, qualname, members, module, tracker, extra)  # type: ignore[no-any-return]
+    if extra is None:  # of a checkpoint that was saved before attributes of members were
+        return _make_skeleton_enum(bases, name, qualname, members, module, tracker, extra)  # type: ignore[no-any-return]
+    metaclass: Any = type(bases[-1])
+    space = metaclass.__prepare__(name, bases)
+    for member, value in members.items():
+        space[member] = value
+    space["__init__"] = _nothing
+    if extra:
+        space["__new__"] = _making_members(list(members.values()), list(extra.values()))
+    made = metaclass.__new__(metaclass, name, bases, space)
+    for own in ("__init__", "__new_member__"):
+        if own in vars(made):
+            type.__delattr__(made, own)
+    made.__module__, made.__qualname__ = module, qualname
+    return _lookup_class_or_track(tracker, made)  # type: ignore[no-any-return]
+
+
+def _making_members(values: list[Any], contents: list[tuple[Any, ...]]) -> Any:
+    """A ``__new__`` that is called for each member in turn."""
+    line = zip(values, contents, strict=True)
+
+    def new(kind: Any, *_: Any) -> Any:
+        value, given = next(line)
+        core = next(one for one in kind.__mro__ if not one.__flags__ & _HEAP_TYPE)
+        made = core.__new__(kind, *given)
+        made._value_ = value
+        return made
+
+    return new
+
+
+_HEAP_TYPE: Final = 1 << 9
+"""The flag of classes that were made while the program ran."""
+MEMBERS: Final = "\0members"
+"""Stands among the attributes of an enumeration: those that its members have."""
+
+
+def attributes_of_member(member: Any) -> dict[str, Any]:
+    """What a program has set on a member of an enumeration."""
+    return {name: held for name, held in vars(member).items() if name not in _OF_ENUM}
+
+
+_OF_ENUM: Final = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
 
 
 @contextlib.contextmanager
@@ -414,8 +458,8 @@ def _without_init_subclass(bases: tuple[Any, ...]) -> Iterator[None]:
             type.__setattr__(one, "__init_subclass__", method)
 
 
-def _nothing(kind: type, /, **named: Any) -> None:
-    """In place of ``__init_subclass__``."""
+def _nothing(*_: Any, **named: Any) -> None:
+    """In place of ``__init_subclass__``, and of the ``__init__`` of an enumeration."""
 
 
 _MAINS = ("__main__", "__mp_main__")
@@ -477,6 +521,8 @@ class ClassState(NamedTuple):
     attributes: dict[str, Any]
     subclasses: list[type]
     """Those that it knows by registration, if it is an abstract class."""
+    members: dict[str, dict[str, Any]]
+    """Attributes of its members, if it is an enumeration."""
 
 
 class _ClassesHere(NamedTuple):
@@ -577,15 +623,18 @@ def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
     early = attributes.pop(METHODS_FIRST, ())
     here = _classes_here.get()
     if here is not None and id(kind) in here.ids:
-        own = {name: value for name, value in attributes.items() if name != "_abc_impl"}
-        here.states[kind] = ClassState(own, list(attributes.get("_abc_impl") or ()))
+        own = {name: value for name, value in attributes.items() if name not in ("_abc_impl", MEMBERS)}
+        here.states[kind] = ClassState(own, list(attributes.get("_abc_impl") or ()), attributes.get(MEMBERS, {}))
         return
     if not isinstance(kind, enum.EnumMeta):
-        for name in gone_from(kind, ClassState(attributes, [])):
+        for name in gone_from(kind, ClassState(attributes, [], {})):
             delattr(kind, name)
     for name in early:  # they are set again, each at its place
         type.__delattr__(kind, name)
+    members = attributes.pop(MEMBERS, {})
     _class_setstate(kind, state)
+    for name, held in members.items():
+        vars(kind._member_map_[name]).update(held)  # type: ignore[attr-defined]
 
 
 def gone_from(kind: type, state: ClassState) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from sublet.durable import rebuild
-from sublet.durable.rebuild import ClassState, gone_from
+from sublet.durable.rebuild import ClassState, attributes_of_member, gone_from
 from sublet.notebook.memories import gradient_of, is_settled
 from sublet.notebook.operations import (
     ArrayMemory,
@@ -320,6 +320,11 @@ def into_class(plan: UpdatePlan, target: Any, new: Any) -> Any:
     _chosen(plan, parts.values())
     removed = () if state is None or isinstance(new, enum.EnumMeta) else gone_from(new, state)
     plan.write(ClassParts(target, parts, removed, () if state is None else state.subclasses), is_fresh=state is None)
+    for name, held in () if state is None else state.members.items():
+        member = target._member_map_[name]
+        _chosen(plan, held.values())
+        gone = attributes_of_member(member).keys() - held.keys()
+        plan.write(DictEntries(vars(member), held, gone), is_fresh=False)
     return target
 
 

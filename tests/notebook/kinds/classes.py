@@ -123,6 +123,17 @@ CLASSES: list[Kind] = [
         "x is C.RED and C(2) is C.BLUE",
     ),
     travels(
+        "enumerations whose members have attributes, or contents that the program makes",
+        "import dataclasses, enum\nclass P(enum.Enum):\n    EARTH = 6, 2\n"
+        "    def __init__(self, mass, size): self.mass, self.size = mass, size\n"
+        "class B(bytes, enum.Enum):\n    def __new__(cls, n, unit):\n"
+        "        made = bytes.__new__(cls, [n]); made._value_, made.unit = n, unit; return made\n    X = 7, 'px'\n"
+        "@dataclasses.dataclass\nclass D:\n    w: int\nclass E(D, enum.Enum):\n    S = 3\nx = [P.EARTH, B.X, E.S]",
+        "x[0].mass == 6 and x[1] == b'\\7' and x[1] is B(7) and x[1].unit == 'px' and x[2] is E.S and E.S.w == 3",
+        "x[0].mass += 1; x[0].tag = x; del x[1].unit",
+        "P.EARTH.mass == 7 and P.EARTH.tag is x and not hasattr(B.X, 'unit') and x[2] is E.S",
+    ),
+    travels(
         "flags",
         "import enum\nclass C(enum.Flag):\n    A = enum.auto()\n    B = enum.auto()\nx = C.A | C.B",
         "C.A in x and x == C(3)",

@@ -352,17 +352,28 @@ class EncodingRules:
         if len(reduced) < 6:
             return reduced
         _, arguments, (attributes, slots), *others = reduced
-        if isinstance(value, enum.EnumMeta):  # cloudpickle leaves out the second names of members
-            every: dict[str, Any] = dict(value.__members__)
-            members = {name: member.value for name, member in every.items()}
-            attributes = {name: one for name, one in attributes.items() if name not in members}
-            return rebuild.make_enum, (*arguments[:3], members, *arguments[4:]), (attributes, slots), *others
+        if isinstance(value, enum.EnumMeta):
+            return self._enumeration(value, arguments, attributes, slots, others)
         kind, name, bases, given, *rest = arguments
         if value.__qualname__ != name:  # cloudpickle leaves it out, and a data class shows it
             given = {**given, "__qualname__": "".join(value.__qualname__)}
         if vars(value).get("__slots__"):  # cloudpickle makes one without slots of it
             given = {**given, "__slots__": value.__dict__["__slots__"]}
         return rebuild.make_class, (kind, name, bases, given, *rest), (_whole(value, attributes), slots), *others
+
+    def _enumeration(self, value: Any, arguments: Any, attributes: dict[str, Any], slots: Any, others: Any) -> Any:
+        """With second names of members, which cloudpickle leaves out, and with the attributes of members."""
+        every: dict[str, Any] = dict(value.__members__)
+        members = {name: member.value for name, member in every.items()}
+        core, extra = _core_of(value), {}
+        is_of_program = isinstance(value._new_member_, types.FunctionType) or value._member_type_.__flags__ & HEAP_TYPE
+        if is_of_program:  # then the program says what contents and value each has
+            extra = {name: () if core is object else core.__getnewargs__(one) for name, one in every.items()}
+        attributes = {name: one for name, one in attributes.items() if name not in members}
+        attributes[rebuild.MEMBERS] = {one.name: rebuild.attributes_of_member(one) for one in value}
+        self.temporary.update(map(id, (attributes[rebuild.MEMBERS], *attributes[rebuild.MEMBERS].values())))
+        made = (*arguments[:3], members, *arguments[4:-1], extra)
+        return rebuild.make_enum, made, (attributes, slots), *others
 
     def _methods_first(self, value: type, own: dict[str, Any]) -> dict[str, Any]:
         """The attributes of a class, for ``rebuild.set_class``. Where objects of its own may be among them its methods
