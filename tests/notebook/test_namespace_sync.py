@@ -494,6 +494,27 @@ def test_a_class_without_a_name_gets_none_where_it_is_loaded(nb: Notebook) -> No
     assert "P" not in nb.names
 
 
+def test_what_a_class_holds_that_comes_with_an_instance_is_what_others_hold(nb: Notebook) -> None:
+    """The cell does not name the class."""
+    nb.here("class P: pass\nclass Base: pass\nclass S(Base): pass\na, s = P(), S()\nS.extra = Base.more = a")
+    assert nb.there("P.first = a") is None
+    assert nb.there("said = type(s).extra is P.first is s.more") is None
+    assert nb.names["said"] is True
+    assert nb.there("P.first = 5; s") is None
+    assert nb.names["S"].extra is nb.names["a"] is nb.names["Base"].more
+
+
+def test_a_class_that_is_given_other_bases_has_them_on_both_sides(nb: Notebook) -> None:
+    nb.here("class A: pass\nclass M:\n    def m(self): return 1\nclass B(A): pass\nb = B()")
+    assert nb.there("b") is None
+    assert nb.there("B.__bases__ = (A, M)") is None
+    assert nb.here("said = b.m(), B.__bases__ == (A, M)") is None
+    assert nb.names["said"] == (1, True)
+    nb.here("B.__bases__ = (M,)")
+    assert nb.there("said = isinstance(b, A), b.m()") is None
+    assert nb.names["said"] == (False, 1)
+
+
 def test_objects_known_to_share_are_not_told_apart_again_for_each_cell(
     nb: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

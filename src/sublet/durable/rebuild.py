@@ -376,6 +376,9 @@ def make_class(
     from cloudpickle.cloudpickle import _lookup_class_or_track
 
     if tracker is not None and (here := TRACKED.get(tracker)) is not None:
+        known = _classes_here.get()
+        if known is not None and here.__bases__ != bases and all(isinstance(one, type) for one in bases):
+            known.bases[here] = bases
         return here  # type: ignore[no-any-return]
     names = {sys.intern(key): value for key, value in attributes.items()}
     with _without_init_subclass(types.resolve_bases(bases)):
@@ -523,11 +526,14 @@ class ClassState(NamedTuple):
     """Those that it knows by registration, if it is an abstract class."""
     members: dict[str, dict[str, Any]]
     """Attributes of its members, if it is an enumeration."""
+    bases: tuple[type, ...] | None
+    """None: those that it has here."""
 
 
 class _ClassesHere(NamedTuple):
     ids: frozenset[int]
     states: dict[type, ClassState]
+    bases: dict[type, tuple[type, ...]]
     aside: dict[str, Any]
     """By name what the namespace had, nothing or an older class, where a class that is being loaded stands for now."""
 
@@ -557,7 +563,7 @@ def leaving_classes() -> Iterator[dict[type, ClassState]]:
     """What is loaded within writes to no class that is here already: what came for these is in the answer."""
     from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS as TRACKED
 
-    found = _ClassesHere(frozenset(map(id, list(TRACKED.keys()))), {}, {})
+    found = _ClassesHere(frozenset(map(id, list(TRACKED.keys()))), {}, {}, {})
     before = _classes_here.set(found)
     try:
         yield found.states
@@ -624,10 +630,12 @@ def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
     here = _classes_here.get()
     if here is not None and id(kind) in here.ids:
         own = {name: value for name, value in attributes.items() if name not in ("_abc_impl", MEMBERS)}
-        here.states[kind] = ClassState(own, list(attributes.get("_abc_impl") or ()), attributes.get(MEMBERS, {}))
+        here.states[kind] = ClassState(
+            own, list(attributes.get("_abc_impl") or ()), attributes.get(MEMBERS, {}), here.bases.get(kind)
+        )
         return
     if not isinstance(kind, enum.EnumMeta):
-        for name in gone_from(kind, ClassState(attributes, [], {})):
+        for name in gone_from(kind, ClassState(attributes, [], {}, None)):
             delattr(kind, name)
     for name in early:  # they are set again, each at its place
         type.__delattr__(kind, name)

@@ -142,6 +142,8 @@ class _Plan:
         ordinary = self._ordinary.get(kind, UNKNOWN)
         if ordinary is UNKNOWN:
             ordinary = self._ordinary[kind] = ordinary_way(kind)
+            if kind.__module__ == "__main__":  # came with its first instance, if it is new here
+                self.choose(kind)
         if ordinary is not None:
             return self._choose_ordinary(ordinary, new, key)
         if self._untouchable.has(new) or (id(new) in self._originals and self._untouchable.has(self.original(new))):

@@ -68,7 +68,9 @@ def view_of(original: Any, copy: Any, part: Any) -> Any:
     storage = original.untyped_storage()
     offset = (start + at - storage.data_ptr()) // part.element_size()
     looked = torch.empty(0, dtype=part.dtype).set_(storage, offset, part.size(), part.stride())
-    if part.is_leaf:
+    if type(part) is torch.nn.Parameter:
+        looked = torch.nn.Parameter(looked, part.requires_grad)
+    elif part.is_leaf:
         looked.requires_grad_(part.requires_grad)
     else:
         looked = computed_tensor(looked, operation_of(part), part.retains_grad)

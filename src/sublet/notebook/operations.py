@@ -413,18 +413,27 @@ class SlotEmptied(_Write):
             self._slot.__set__(self.target, self._before)
 
 
+_BASES: Final[Any] = vars(type)["__bases__"]
+
+
 class ClassParts(_Write):
     """Attributes of a class of the notebook. Its metaclass is not asked."""
 
     phase = OBJECTS
-    __slots__ = ("_before", "_removed", "parts", "subclasses", "target")
+    __slots__ = ("_bases", "_bases_before", "_before", "_removed", "parts", "subclasses", "target")
 
     def __init__(
-        self, target: type, parts: Mapping[str, Any], removed: Iterable[str] = (), subclasses: Iterable[type] = ()
+        self,
+        target: type,
+        parts: Mapping[str, Any],
+        removed: Iterable[str],
+        subclasses: Iterable[type],
+        bases: tuple[type, ...],
     ) -> None:
         """``subclasses``: those that an abstract class knows by registration."""
         self.target, self.parts, self._removed = target, dict(parts), list(removed)
         self.subclasses = list(subclasses)
+        self._bases, self._bases_before = bases, target.__bases__
         self._before: dict[str, Any] = {}
 
     def resolve(self, stands_for: StandsFor) -> bool:
@@ -437,6 +446,8 @@ class ClassParts(_Write):
             raise TypeError("it is no class of the notebook")
 
     def apply(self) -> None:
+        if self._bases != self._bases_before:
+            _BASES.__set__(self.target, self._bases)
         for name in self._removed:
             if name in vars(self.target):
                 self._before[name] = vars(self.target)[name]
@@ -452,6 +463,8 @@ class ClassParts(_Write):
             self.target.register(one)  # type: ignore[attr-defined]
 
     def undo(self) -> None:
+        if self._bases != self._bases_before:
+            _BASES.__set__(self.target, self._bases_before)
         for name, value in self._before.items():
             if value is not MISSING:
                 type.__setattr__(self.target, name, value)
@@ -557,7 +570,7 @@ class ObjectArray(_Write):
 
 
 class ArrayMemory(_Write):
-    """All numbers of an array."""
+    """All numbers of an array, and whether it can be written."""
 
     phase = MEMORY
     __slots__ = ("new", "target")
@@ -576,6 +589,8 @@ class ArrayMemory(_Write):
 
     def apply(self) -> None:
         move_array(self.target, self.new)
+        if not self.new.flags.writeable:
+            self.target.flags.writeable = False
 
     def undo(self) -> None:
         return  # it comes last, and what can be wrong with it was looked for

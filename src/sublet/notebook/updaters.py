@@ -81,6 +81,7 @@ __all__ = [
     "into_tuple",
     "into_weak_reference",
     "is_frame",
+    "is_indexer",
     "is_looked_at",
     "slots_of",
     "update_by_reduce",
@@ -317,9 +318,11 @@ def into_class(plan: UpdatePlan, target: Any, new: Any) -> Any:
     }
     if state is not None and state.attributes.get("__doc__") != new.__doc__:
         parts["__doc__"] = state.attributes.get("__doc__")
-    _chosen(plan, parts.values())
+    bases = (None if state is None else state.bases) or new.__bases__
+    _chosen(plan, (*parts.values(), *bases, type(new)))
     removed = () if state is None or isinstance(new, enum.EnumMeta) else gone_from(new, state)
-    plan.write(ClassParts(target, parts, removed, () if state is None else state.subclasses), is_fresh=state is None)
+    subclasses = () if state is None else state.subclasses
+    plan.write(ClassParts(target, parts, removed, subclasses, bases), is_fresh=state is None)
     for name, held in () if state is None else state.members.items():
         member = target._member_map_[name]
         _chosen(plan, held.values())
@@ -422,10 +425,11 @@ def update_by_reduce(plan: UpdatePlan, target: Any, new: Any) -> Any:
             old = plan.original(new)
             if type(old) is type(new) and state is None and _same_items(parts, old.__reduce_ex__(4)[1], len(args)):
                 return old
-            if not _same_items(parts, args, len(args)):
+            merged = plan.choose(state)
+            if not _same_items(parts, args, len(args)) or (type(state) is tuple and merged is not state):
                 found = make(*parts)
                 if state is not None:
-                    found.__setstate__(plan.choose(state))
+                    found.__setstate__(merged)
                 return found
     return new
 
@@ -528,6 +532,12 @@ def into_frame(plan: UpdatePlan, target: Any, new: Any) -> Any:
 def is_frame(value: Any) -> bool:
     pandas = loaded("pandas")
     return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
+
+
+def is_indexer(value: Any) -> bool:
+    """``frame.loc`` and its like, which hold their frame in C."""
+    indexing = sys.modules.get("pandas._libs.indexing")
+    return indexing is not None and isinstance(value, getattr(indexing, "NDFrameIndexerBase", ()))
 
 
 def is_looked_at(memory: Any) -> bool:

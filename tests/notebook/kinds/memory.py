@@ -90,6 +90,13 @@ ARRAYS: list[Kind] = [
         "x['o'][0] is y and y == [1] and x['n'][1] == 3",
     ),
     travels(
+        "an array that is made read-only, and a view of it",
+        "import numpy as np\nx = np.arange(3.); y = x[1:]",
+        "x.sum() == 3",
+        "x.flags.writeable = False; y[0] = 5",
+        "not x.flags.writeable and x.sum() == 7",
+    ),
+    travels(
         "an array that cannot be written",
         NP + "x = np.arange(3); x.flags.writeable = False",
         "x.sum() == 3 and not x.flags.writeable",
@@ -253,6 +260,13 @@ FRAMES: list[Kind] = [
         "y == [1, 2] and x.a[0] == [1, 2]",
     ),
     travels("an index of several levels", PD + "x = pd.MultiIndex.from_product([[1, 2], list('ab')])", "len(x) == 4"),
+    travels(
+        "what a frame gives out as loc, iloc and at",
+        "import pandas as pd\ny = pd.DataFrame({'a': [1, 2]}); x = [y.loc, y.iloc, y.at, y]",
+        "x[0].obj is x[1].obj is x[2].obj is x[3]",
+        "x[0][0] = 5; x[2][1, 'a'] = 6",
+        "x[3].a.tolist() == [5, 6] and x[0].obj is x[1].obj is x[2].obj is x[3]",
+    ),
     travels("groups of a frame", PD + "x = pd.DataFrame({'a': [1, 1], 'b': [2, 3]}).groupby('a')", "x.b.sum()[1] == 5"),
     travels(
         "a timestamp, an interval, NA",
@@ -319,6 +333,13 @@ TENSORS: list[Kind] = [
         TORCH + "w = torch.ones(2, requires_grad=True); x = (w * 3).sum()",
         "x.item() == 3 * 2",
         note="its graph stays where it was made: on the other side it is a value, and backward() says so",
+    ),
+    travels(
+        "a parameter on the memory of a tensor",
+        TORCH + "y = torch.ones(2); x = [torch.nn.Linear(2, 2), y]",
+        "x[1] is y",
+        "x[0].scale = torch.nn.Parameter(y); x[1] += 1",
+        "type(x[0].scale) is torch.nn.Parameter and x[0].scale.tolist() == [2, 2] and len([*x[0].parameters()]) == 3",
     ),
     travels(
         "a parameter",
