@@ -241,6 +241,8 @@ class EncodingRules:
         if not bases:
             bases = self.classes.bases = frozenset(self._bases())
         if bases.isdisjoint(kind.__mro__) and kind.__module__ not in RULED_MODULES:
+            if kind.__module__ in MAINS and core_made_by(kind) is not None:
+                return self._made_before
             return self._plotted if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind) else None
         return self._find_rule(kind)
 
