@@ -37,7 +37,7 @@ def test_the_books_know_who_is_on_a_card_and_that_it_is_lost(tmp_path: Path, mon
     monkeypatch.setattr(local, "machine_inventory", lambda home, gpus, **_: inventory)
     monkeypatch.setattr(local, "Cards", watched)
 
-    async def untried(_cards: object) -> list[Rehearsal]:
+    async def untried(_cards: object, _caps: object) -> list[Rehearsal]:
         return []
 
     monkeypatch.setattr(local, "rehearse_all", untried)

@@ -26,10 +26,9 @@ from tests.traces import plain_env, until
 
 CARD: Final = "GPU-00000000-0000-0000-0000-000000000001"
 STAYS: Final = "import os, sys; print('there', os.getuid(), sys.argv[1:], flush=True); sys.stdin.read()"
-PROCESSES: Final = {
-    "local": PIDS_MAX,
-    "tenant": LeaseCaps().processes_per_core * LeaseCaps().cores_per_gpu,
-}
+CAPS: Final = LeaseCaps(processes_per_core=40, cores_per_gpu=3)
+"""Others than an operator gets who sets none."""
+PROCESSES: Final = {"local": PIDS_MAX, "tenant": CAPS.processes_per_core * CAPS.cores_per_gpu}
 STARTS: Final = """
 import sys
 from sublet.node.sandbox import trial
@@ -70,10 +69,10 @@ class Starter:
         self._children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
 
     @contextlib.contextmanager
-    def guest(self, profile: str, code: str = STAYS) -> Iterator[Guest]:
+    def guest(self, profile: str, code: str = STAYS, caps: LeaseCaps = CAPS) -> Iterator[Guest]:
         before = self._children.read_text().split()
         ours, theirs = zip(os.pipe()[::-1], os.pipe(), os.pipe(), strict=True)
-        asked = GuestTrial(profile=profile, card=CARD, nodes=("null",), code=code, words=("a word",))
+        asked = GuestTrial(profile=profile, card=CARD, nodes=("null",), code=code, words=("a word",), caps=caps)
         socket.send_fds(self.asks, [dumps(asked)], theirs)
         for fd in theirs:
             os.close(fd)
@@ -134,11 +133,12 @@ def test_the_end_of_a_guest_is_told(starter: Starter) -> None:
 BEGINS: Final = """
 import sys
 from sublet.node.agent import rehearsal
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import GuestTrial
 rehearsal.scope_prefix = lambda env: sys.argv[1:]
 code = "import sys; print('there 7', flush=True); sys.stdin.read()"
 asked = GuestTrial(profile="local", card="GPU-1", nodes=(), code=code, words=())
-print(rehearsal.GuestStarter().run(asked, lambda pid: print(pid)))
+print(rehearsal.GuestStarter(LeaseCaps()).run(asked, lambda pid: print(pid)))
 """
 
 

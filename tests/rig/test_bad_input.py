@@ -23,8 +23,9 @@ TRIES: Final = """
 import asyncio, dataclasses, json, sys
 from sublet.node.agent.nvml import survey
 from sublet.node.agent.rehearsal import rehearse_all
+from sublet.wire.caps import LeaseCaps
 found = survey(root=sys.argv[1])
-tried = asyncio.run(rehearse_all({card.uuid: card.nodes for card in found.cards[:1]}))
+tried = asyncio.run(rehearse_all({card.uuid: card.nodes for card in found.cards[:1]}, LeaseCaps()))
 print(json.dumps([[one.message for one in found.troubles], [[one.failed, one.do] for one in tried]]))
 """
 

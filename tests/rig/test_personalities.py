@@ -80,6 +80,7 @@ from sublet.node.agent.clean_card import clean
 from sublet.node.agent.foreign import Own, foreign_use
 from sublet.node.agent.nvml import Nvml, survey, who_is
 from sublet.node.agent.rehearsal import rehearse_all
+from sublet.wire.caps import LeaseCaps
 from sublet.node.agent.inventory import card_of, machine_inventory
 from sublet.node.agent.suspend_probe import probe_cards
 found = survey()
@@ -92,7 +93,7 @@ nvml.close()
 tried = suspend = None
 if "--try" in sys.argv:
     files = {card.uuid: card.nodes for card in found.cards}
-    tried = [dataclasses.asdict(one) for one in asyncio.run(rehearse_all(files))]
+    tried = [dataclasses.asdict(one) for one in asyncio.run(rehearse_all(files, LeaseCaps()))]
 if "--suspend" in sys.argv:
     probed = asyncio.run(probe_cards(machine_inventory(Path("/tmp"), None, found=found)))
     suspend = {card_of(device): device.suspend.value for device in probed.devices if card_of(device)}

@@ -214,21 +214,24 @@ IS_LENT: Final = f"""{DEVICES}
 import dataclasses, json
 from sublet.node.agent import rehearsal
 from sublet.node.agent.nvml import survey
-card, its_nodes, wrapped, folder = sys.argv[1:]
+from sublet.wire.caps import LeaseCaps
+card, its_nodes, wrapped, folder, processes = sys.argv[1:]
 rehearsal.python_argv = lambda python, module, *words, options: (python, "-c", wrapped, folder, *words)
 nodes = next(one.nodes for one in survey().cards if one.uuid == its_nodes)
-print(json.dumps(dataclasses.asdict(rehearsal.rehearse_as_lent(card, nodes))))
+caps = LeaseCaps(processes_per_core=int(processes), cores_per_gpu=1)
+print(json.dumps(dataclasses.asdict(rehearsal.rehearse_as_lent(card, nodes, rehearsal.GuestStarter(caps)))))
 """
 WRAPPED: Final = f"{CARDS_CAN_BE_WRITTEN}\ntrial.main(words)\n"
 
 
-def rehearsed(rig: Rig, *, nodes_of: int = 1) -> Any:
-    """What the rehearsal of its second card comes to where there are device files; a tenant's guest has these."""
+def rehearsed(rig: Rig, *, nodes_of: int = 1, processes: int = 256) -> Any:
+    """What the rehearsal of its second card comes to where there are device files; a tenant's guest has these, and so
+    many processes at most."""
     rig.state.nodes = 1
     for index in range(4):
         rig.card(index).node = 10 + index
     names = (rig.card(1).name, rig.card(nodes_of).name)
-    return run_on(rig, IS_LENT, *names, WRAPPED, str(rig.folder))
+    return run_on(rig, IS_LENT, *names, WRAPPED, str(rig.folder), str(processes))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
@@ -245,6 +248,8 @@ def test_a_card_that_guests_of_tenants_cannot_use_is_found_before_the_first_of_t
     found = rehearsed(rig, nodes_of=2)
     assert "cuInit said 100" in found["walled"], "it has the files of another card"
     assert [step["name"] for step in found["steps"]] == STEPS
+    found = rehearsed(rig, processes=1)
+    assert "Resource temporarily unavailable" in found["walled"], "as a lease under these caps would"
     rig.folder.chmod(0o700)
     found = rehearsed(rig)
     assert f"other users cannot read {rig.folder}" in found["walled"]

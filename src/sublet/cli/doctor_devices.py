@@ -13,8 +13,10 @@ from typing import Final
 
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.show import plural
+from sublet.client.home import home_dir
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted, has_bindings
+from sublet.errors import SubletError
 from sublet.invocation import installing
 from sublet.node.agent.health import fault_in
 from sublet.node.agent.inventory import NO_BINDINGS
@@ -34,6 +36,7 @@ from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all
 from sublet.node.agent.suspend_probe import Ability, ability
 from sublet.node.supervisor.locks import all_held, lock_folder
 from sublet.values import NS_PER_S, Suspend, format_size
+from sublet.wire.caps import LeaseCaps
 
 CheckResult = tuple[str, str] | tuple[str, str, str]
 
@@ -219,7 +222,8 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     checks.pop("GPU suspend", None)
     if not found.cards:
         return checks
-    tried = {one.card: one for one in asyncio.run(rehearse_all({card.uuid: card.nodes for card in found.cards}))}
+    nodes = {card.uuid: card.nodes for card in found.cards}
+    tried = {one.card: one for one in asyncio.run(rehearse_all(nodes, _caps()))}
     models: dict[str, list[Card]] = {}
     for card in sorted(found.cards, key=lambda card: bool(tried[card.uuid].busy)):
         if not card.is_instance and not tried[card.uuid].failed:
@@ -235,6 +239,15 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     for index, card in enumerate(found.cards):
         checks[f"card {index}"] = partial(_card, card, tried[card.uuid], suspends)
     return checks
+
+
+def _caps() -> LeaseCaps:
+    """Those that leases of this office have; where its policy.toml has a mistake, an office does not start with it."""
+    from sublet.engines.operator_limits import POLICY_FILE, read_limits
+
+    with contextlib.suppress(SubletError):
+        return read_limits(home_dir() / POLICY_FILE).caps()
+    return LeaseCaps()
 
 
 def _versions(found: Survey, cuda: int) -> CheckResult:

@@ -246,7 +246,7 @@ class Office:
         cards = {
             uuid: device.nodes for device in machine.devices if (uuid := card_of(device)) and device.id not in used
         }
-        tried = await rehearse_all(cards)
+        tried = await rehearse_all(cards, self._limits.caps())
         self._shows_pids = shows_pids(tried)
         busy = {one.card for one in tried if one.busy}
         # Afterwards: a card may let only one process in at a time.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from sublet.lazy_dataclass import dataclass
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.compat import later
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -60,6 +61,8 @@ class GuestTrial:
     code: str
     words: tuple[str, ...]
     """Its arguments."""
+    caps: LeaseCaps = LeaseCaps()
+    """Those that leases have."""
 
 
 UNSEEN: Final = 0

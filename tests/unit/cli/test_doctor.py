@@ -326,7 +326,7 @@ def test_cards_that_failed_with_a_guest_are_told_with_the_guest_they_failed_with
     first = Rehearsal(card=found.cards[0].uuid, steps=steps, shows_pids=True, walled="other users cannot read /opt")
     second = Rehearsal(card=found.cards[1].uuid, steps=steps[:2], failed="a guest could not use it", do="Look.")
 
-    async def tried(cards: object) -> list[Rehearsal]:
+    async def tried(cards: object, caps: object) -> list[Rehearsal]:
         return [first, second]
 
     async def suspends(cards: object, nodes: object) -> Ability:

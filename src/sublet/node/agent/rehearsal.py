@@ -1,13 +1,14 @@
 """Rehearses cards before they are lent: uses, cleans and watches each once, in processes of its own.
 
-    python -m sublet.node.agent.rehearsal GPU-1b4e28ba-…,nvidia0 GPU-…
+    python -m sublet.node.agent.rehearsal '{"is": "LeaseCaps"}' GPU-1b4e28ba-…,nvidia0 GPU-…
 
 For each card, a few at a time: the program that cleans it after a lease runs, as a supervisor has it run, and
 overwrites 2 MiB. A process opens the driver twice, by NVML and by CUDA. Then a small guest of each profile, in a
-control group with limits, writes 2 MiB and reads them back: one of tenant local, and, where the card's own device files
-(named behind its UUID) are here, one behind the walls of other tenants. While the first runs, NVML is asked whether it
-lists its pid. The program writes one ``Rehearsal`` as JSON in a line for each card. The office runs it in the
-environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu`` shows every step.
+control group with the limits of a lease under these caps, writes 2 MiB and reads them back: one of tenant local, and,
+where the card's own device files (named behind its UUID) are here, one behind the walls of other tenants. While the
+first runs, NVML is asked whether it lists its pid. The program writes one ``Rehearsal`` as JSON in a line for each
+card. The office runs it in the environment that its supervisor has, and lends no card on which it failed; ``sublet
+doctor --gpu`` shows every step.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.nvml import Library, Nvml
 from sublet.node.agent.scope import scope_prefix
 from sublet.values import MIB, TEXT_MAX
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import NVML, VISIBLE, CardFound, GuestTrial, device_nodes
 from sublet.wire.codec import dumps, loads
 from sublet.wire.zygote import finds_packages, python_argv, run_here
@@ -226,7 +228,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = (), starter: GuestStarter
         do = "What cleans a card runs in the supervisor: it must find there what the office finds (`sublet doctor`)."
         return replace(found, failed=f"it could not be cleaned as after a lease: {why}", do=do)
     found = _with_step(found, "cleaning", took_ns)
-    starter = starter or GuestStarter()
+    starter = starter or GuestStarter(LeaseCaps())
     wait_s = 0.0 if found.others else LINGERS_S
     pids = set[int]()
 
@@ -288,9 +290,10 @@ def _cleaned(card: str) -> tuple[CardFound, int]:
 
 class GuestStarter:
     """The program that starts guests, for this process and its forks. It is begun like a supervisor, and ends when all
-    of them have."""
+    of them have. ``caps``: those that leases will have."""
 
-    def __init__(self) -> None:
+    def __init__(self, caps: LeaseCaps) -> None:
+        self._caps = caps
         argv = python_argv(sys.executable, TRIAL, "--serve", options=("-I", "-S"))
         scope = scope_prefix(os.environ)
         if scope:
@@ -315,7 +318,7 @@ class GuestStarter:
         (their_in, our_in), (our_out, their_out), (told, tells) = os.pipe(), os.pipe(), os.pipe()
         refused = b""
         try:
-            socket.send_fds(self._socket, [dumps(asked)], [their_in, their_out, tells])
+            socket.send_fds(self._socket, [dumps(replace(asked, caps=self._caps))], [their_in, their_out, tells])
         except OSError:
             refused = b"the program that starts guests has ended"
         for fd in (their_in, their_out, tells):
@@ -457,8 +460,9 @@ def _came_of(one: _Try) -> Rehearsal:
 # ---- from outside: what only the office needs is imported here ----
 
 
-async def rehearse_all(cards: Mapping[str, Sequence[str]]) -> list[Rehearsal]:
-    """By the program: cards with their own device files. Never raises for what a driver does."""
+async def rehearse_all(cards: Mapping[str, Sequence[str]], caps: LeaseCaps) -> list[Rehearsal]:
+    """By the program: cards with their own device files. ``caps``: those of leases. Never raises for what a driver
+    does."""
     import asyncio
 
     from sublet.node.agent.starting import supervisor_environment
@@ -467,7 +471,7 @@ async def rehearse_all(cards: Mapping[str, Sequence[str]]) -> list[Rehearsal]:
         return []
     words = (",".join([card, *nodes]) for card, nodes in cards.items())
     # Begun like a supervisor, which runs what cleans a card.
-    argv = python_argv(sys.executable, PROGRAM, *words, options=("-I", "-S"))
+    argv = python_argv(sys.executable, PROGRAM, dumps(caps).decode(), *words, options=("-I", "-S"))
     env = supervisor_environment()
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     said, why = b"", "it could not be tried out"
@@ -528,8 +532,9 @@ def main(arguments: list[str]) -> int:
     if not finds_packages(NVML) and sys.flags.no_site:  # as in a supervisor; with ``site`` too each card is told so
         argv = python_argv(sys.executable, PROGRAM, *arguments)
         os.execv(argv[0], argv)
-    cards = {card: nodes for card, *nodes in (words.split(",") for words in arguments)}
-    starter = GuestStarter()
+    caps, *words = arguments
+    cards = {card: nodes for card, *nodes in (word.split(",") for word in words)}
+    starter = GuestStarter(loads(LeaseCaps, caps.encode()))
     for found in rehearse_each(list(cards), lambda card: rehearse_as_lent(card, cards[card], starter)):
         sys.stdout.write(dumps(found).decode() + "\n")
     return 0

@@ -38,7 +38,6 @@ from sublet.node.sandbox.cleaning import remove_tree
 from sublet.node.sandbox.plan import Ids, SandboxPolicy
 from sublet.node.sandbox.walls import SandboxRoom, Walls
 from sublet.values import NS_PER_S, Epoch, GuestId, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import VISIBLE, GuestTrial, card_environment
 from sublet.wire.codec import loads
 from sublet.wire.guests import GuestSpec, Profile
@@ -113,7 +112,7 @@ def run_guest(asked: GuestTrial, wanted: int) -> int:
     folder = f"/tmp/sublet-trial-{os.getpid()}-{os.urandom(8).hex()}"
     os.mkdir(folder, 0o700)
     try:
-        limits = limits_for(lease.parts, LeaseCaps(), tenant=lease.tenant)
+        limits = limits_for(lease.parts, asked.caps, tenant=lease.tenant)
         lease.open(folder, groups, now_ns, lambda count: choose(count, os.sched_getaffinity(0), ()), limits)
         if is_local:
             room = SandboxRoom(env=dict(os.environ), cwd="/", enter=lambda parent: parent, ids=None)
