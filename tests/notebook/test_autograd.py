@@ -167,7 +167,7 @@ def test_a_model_with_gradients_gets_numbers_of_another_type(nb: Notebook, made_
 class Fails:
     """Comes last, and cannot be written."""
 
-    target, phase, is_fresh = (), operations.GRADED, False
+    target, phase, is_fresh, written = (), operations.GRADED, False, None
 
     def resolve(self, stands_for: operations.StandsFor) -> bool:
         return True

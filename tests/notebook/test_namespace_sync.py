@@ -515,6 +515,54 @@ def test_a_class_that_is_given_other_bases_has_them_on_both_sides(nb: Notebook) 
     assert nb.names["said"] == (False, 1)
 
 
+@pytest.mark.parametrize("changed_there", [True, False])
+@pytest.mark.parametrize(
+    ("made", "name", "change", "back", "seen"),
+    [
+        ("x = [1]; y = [x]", "x", "x.append(2)", "x.pop()", "len(y[0]) == 1"),
+        ("x = [0] * 2000; y = [x]", "x", "x[5] = 2", "x[5] = 0", "y[0][5] == 0"),
+        ("class B: v = 1\ny = B()", "B", "B.v = 2", "B.v = 1", "y.v == 1"),
+        (
+            "class B:\n    def __init__(self): self.v = 1\nx = B(); y = {x: 0}",
+            "x",
+            "x.v = 2",
+            "x.v = 1",
+            "[*y][0].v == 1",
+        ),
+        ("import numpy as np\nx = np.zeros(2); y = [x]", "x", "x[0] = 2", "x[0] = 0", "y[0][0] == 0"),
+        ("import numpy as np\nx = np.zeros(100_000); y = [x]", "x", "x[0] = 2", "x[0] = 0", "y[0][0] == 0"),
+        (
+            "import pandas as pd\nx = pd.DataFrame({'a': [1]}); y = [x]",
+            "x",
+            "x['a'] = 2",
+            "x['a'] = 1",
+            "y[0].a[0] == 1",
+        ),
+        (
+            "import numpy as np\nx = np.zeros(1); y = [x, [1]]; z = y[1]",
+            "z",
+            "z.append(2)",
+            "z.pop()",
+            "len(y[1]) == 1",
+        ),
+    ],
+)
+def test_what_was_changed_under_one_name_and_changed_back_is_seen_under_another(
+    nb: Notebook, made: str, name: str, change: str, back: str, seen: str, changed_there: bool
+) -> None:
+    """The other name crossed before the change, and is now as it was then; the device has it with the change."""
+    nb.here(made)
+    assert nb.there("y") is None
+    if not changed_there:
+        nb.here(change)
+    assert nb.there(change if changed_there else name) is None
+    nb.here(back)
+    assert nb.there(f"said = bool({seen})") is None
+    assert nb.names["said"] is True
+    assert nb.there("y") is None
+    assert nb.sent.parcels == []
+
+
 def test_objects_known_to_share_are_not_told_apart_again_for_each_cell(
     nb: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,9 +85,17 @@ class Identities:
 
     def names_of(self, met: Mapping[int, Any]) -> tuple[str, ...]:
         """Names with which some of these objects crossed when each of them did so last."""
-        tags = set(self.known(met).values())
+        return tuple(sorted(self.names_with(set(self.known(met).values()))))
+
+    def shared(self, ids: Iterable[int]) -> set[Tag]:
+        """Of the objects with these ids those that crossed for more names than those of one crossing."""
+        tags, uses = self._tags, self._uses
+        return {tag for key in ids if (tag := tags.get(key)) is not None and uses[tag] > 1}
+
+    def names_with(self, tags: Set[Tag]) -> set[str]:
+        """Names with which some of these crossed when each of them did so last."""
         crossings = {id(one): one for one in self._latest.values()} if tags else {}
-        return tuple(sorted(name for one in crossings.values() if not tags.isdisjoint(one.tags) for name in one.names))
+        return {name for one in crossings.values() if not tags.isdisjoint(one.tags) for name in one.names}
 
     def note(self, names: Iterable[str], own: Tag, met: Mapping[int, Any], known: Mapping[int, Tag]) -> None:
         """These objects have crossed, for these names."""

@@ -58,8 +58,9 @@ def merge(
     classes: Mapping[type, ClassState] = NO_CLASSES,
     figures: Assembly | None = None,
     settled: frozenset[int] = frozenset(),
-) -> tuple[dict[str, Any], dict[int, Any]]:
-    """What each name stands for from now on, and what each new object stands for (by its id).
+) -> tuple[dict[str, Any], dict[int, Any], set[int]]:
+    """What each name stands for from now on, what each new object stands for (by its id), and ids of objects that were
+    here and are others now.
 
     ``originals``: by the id of an object that came, the one here whose copy it is; ``met``: all objects that came;
     ``classes``: what came for classes that are here; ``figures``: those that came; ``settled``: ids of
@@ -80,8 +81,8 @@ def merge(
         views = {key: view_of(*both) for key, both in within.items() if not crossed}
     if figures is not None and figures.beside:
         plan.write(FigureContents(figures), is_fresh=False)
-    plan.apply()
-    return {name: plan.stands_for(new) for name, new in news.items()}, plan.chosen
+    written = plan.apply()
+    return {name: plan.stands_for(new) for name, new in news.items()}, plan.chosen, written
 
 
 class _Plan:
@@ -246,9 +247,9 @@ class _Plan:
                 crossed |= {one.key, other.key}
         return frozenset(crossed), within
 
-    def apply(self) -> None:
-        """Carry out all queued writes."""
-        apply(self._operations, self._untouchable, self.stands_for)
+    def apply(self) -> set[int]:
+        """Carry out all queued writes; ids of objects that were here and are others now."""
+        return apply(self._operations, self._untouchable, self.stands_for)
 
     def _target(self, new: Any) -> Any:
         """The original, if it can take over; else what came."""
@@ -269,24 +270,24 @@ class _Plan:
 
 def taken_over(
     names: dict[str, Any], identities: Identities, came: ReceivedParcel, settled: frozenset[int] = frozenset()
-) -> tuple[dict[int, Any], list[str]]:
-    """What stands here for each object of the parcel, and the names that had to be bound anew. ``settled``: ids of
-    objects here that are newer than what came for them."""
+) -> tuple[dict[int, Any], list[str], set[int]]:
+    """What stands here for each object of the parcel, the names that had to be bound anew, and ids of objects that are
+    others now. ``settled``: ids of objects here that are newer than what came for them."""
     known, met = came.parcel.known, came.met
     originals = {id(met[n]): identities.find(tag) for n, tag in known.items() if n in met}
     if not came.classes and not any(old is not None for old in originals.values()):  # all is new: nothing to write into
         came.figures.finish()
         names.update({name: value for name, value in came.values.items() if not name.startswith(LOST)})
-        return met | came.figures.met, []
+        return met | came.figures.met, [], set()
     lost_last = sorted(came.values, key=lambda name: name.startswith(LOST))  # what has a name says what it holds
     news = {name: came.values[name] for name in lost_last}
-    merged, chosen = merge(news, originals, met.values(), came.classes, came.figures, settled)
+    merged, chosen, written = merge(news, originals, met.values(), came.classes, came.figures, settled)
     rebound = []
     for key, old in originals.items():
         if old is not None and chosen.get(key, old) is not old:
             rebound += _rebound(names, old, chosen[key])
     names.update({name: value for name, value in merged.items() if not name.startswith(LOST)})
-    return {n: chosen.get(id(value), value) for n, value in met.items()} | came.figures.met, rebound
+    return {n: chosen.get(id(value), value) for n, value in met.items()} | came.figures.met, rebound, written
 
 
 def _rebound(names: dict[str, Any], old: Any, new: Any) -> list[str]:

@@ -78,6 +78,7 @@ NOTEBOOK, GUEST = 0, 1
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
 NOT_AGREED: Final = (b"", None)
+_CODE: Final = (type, types.FunctionType, types.CellType, types.ModuleType)
 _NONE: Final = object()
 """What a name has that is not there."""
 QUICK_BYTES: Final = 256 * 1024
@@ -262,6 +263,8 @@ class Space:
         """Names that code reads which runs while other names are unpickled: they cross before those."""
         self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
         """What was taken and is still to be remembered."""
+        self._written: set[int] = set()
+        """Ids of what may have changed in groups that are being sent."""
         self._led_to: set[int] = set()
         """Ids of what names without a graph led to when the cell began that reads them (``note_read``)."""
 
@@ -381,6 +384,7 @@ class Space:
         found.late = [group.remembering(rules) for group in groups if late and self._can_wait(group)]
         waiting = {group.names for group in found.late}
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
+        self._written = set()
         looked = [
             (group, *self._compare_group(group, must=not bound.isdisjoint(group.names)))
             for group in groups
@@ -389,6 +393,7 @@ class Space:
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         ready = [(group.remembering(rules), hashes) for group, _, hashes in changed]
         self._fill(found, self._in_order(ready) if self._first else ready, named)
+        self._doubt_beside(found)
         return found
 
     def _with_looked_up(
@@ -502,6 +507,7 @@ class Space:
         changed: list[str] = []
         rebound: list[str] = []
         nbytes = 0
+        others: set[int] = set()
         crossed = []
         idle: set[tuple[str, ...]] = set()
         broken: dict[str, str] = {}
@@ -520,13 +526,14 @@ class Space:
                 broken |= came.broken
                 continue
             try:
-                here, anew = taken_over(self.names, self._identities, came, settled)
+                here, anew, written = taken_over(self.names, self._identities, came, settled)
             except Exception as error:  # noqa: BLE001 - an object's own method, or an object that cannot be written to
                 said = error.what if isinstance(error, Unpicklable) else f"{type(error).__name__}: {error}"
                 broken |= dict.fromkeys(names, said or str(error))
                 continue
             crossed.append((parcel, here))
             rebound += anew
+            others |= written
             changed += names
             nbytes += parcel.nbytes
         for parcel, here in crossed:
@@ -534,6 +541,7 @@ class Space:
         for name in gone:
             self.names.pop(name, None)
         self._forget_names(gone)
+        self._doubt(self._identities.names_with(self._identities.shared(others)).difference(changed))
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
         if settled:
@@ -644,6 +652,31 @@ class Space:
         )
         self._record_agreed(group, digest(group), is_told_by_graph=True)
         return True
+
+    def _doubt_beside(self, what: Outgoing) -> None:
+        """Of names that are not sent and share what has changed, those that are not as they were agreed on."""
+        sent = {name for one in what.parcels for name in one.names}
+        beside = self._identities.names_with(self._identities.shared(self._written)) - sent
+        self._written = set()
+        groups = {self._group_of[name] for name in beside if name in self._group_of} & self._agreed.keys()
+        self._doubt({name for group in groups if not self._is_as_agreed(group) for name in group})
+
+    def _is_as_agreed(self, names: tuple[str, ...]) -> bool:
+        if not self.names.keys() >= set(names):
+            return False
+        if self._graphs.keys() >= set(names):
+            return all(map(self._has_same, names))
+        groups = self._encoded(set(names), HomeRules(), Outgoing(), must=False, like=[names])
+        return [one.names for one in groups] == [names] and self._is_agreed(groups[0])
+
+    def _doubt(self, names: Set[str]) -> None:
+        """The other side has these with something in them that crossed with others. What was agreed on is not what both
+        have, also if here it is the same again one day."""
+        if not names:
+            return
+        self._agreed = {group: one for group, one in self._agreed.items() if names.isdisjoint(group)}
+        self._still = {name: one for name, one in self._still.items() if name not in names}
+        self._forget_graphs(names)
 
     def invalidate(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
@@ -934,11 +967,22 @@ class Space:
             return True, ()
         now = digest(group)
         same = self._is_agreed(group, now)
+        if not same:
+            self._written |= self._written_in(group)
         if not must and group.names not in self._agreed and self._is_within_agreed(group.names):
             return True, ()
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
         self._record_agreed(group, now)
         return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
+
+    def _written_in(self, group: ObjectGroup) -> set[int]:
+        """Ids of objects in it that may be others than when it was agreed on. Where no graph tells them, functions and
+        classes count as they were: most of what holds an instance holds its class."""
+        before = {name: self._graphs.get(name) for name in group.names}
+        if None not in before.values():
+            return {key for name, graph in before.items() if graph is not None for key in graph.changed(name)}
+        met = group.plain or group.encoded.met or {}
+        return {id(value) for value in met.values() if not isinstance(value, _CODE)}
 
     def _is_within_agreed(self, names: tuple[str, ...]) -> bool:
         """Whether these names were agreed on together with others, and nothing of all that has changed. Else what only

@@ -39,6 +39,12 @@ class _Write:
 
     __slots__ = ("is_fresh",)
     is_fresh: bool
+    target: Any
+
+    @property
+    def written(self) -> Any:
+        """The object that is another now, as far as that is known; None: it was so already."""
+        return self.target
 
 
 class Operation(Protocol):
@@ -61,9 +67,14 @@ class Operation(Protocol):
     def undo(self) -> None:
         """Write that back."""
 
+    @property
+    def written(self) -> Any:
+        """Once it is applied: the object that is another now. None: it was so already."""
 
-def apply(planned: Sequence[Operation], untouchable: Untouchable, stands_for: StandsFor) -> None:
-    """Check all operations, then make them all. An error leaves every object as it was (``Unpicklable``)."""
+
+def apply(planned: Sequence[Operation], untouchable: Untouchable, stands_for: StandsFor) -> set[int]:
+    """Check all operations, then make them all. An error leaves every object as it was (``Unpicklable``). Answers with
+    the ids of objects that were here and are others now."""
     operations = [one for one in planned if one.resolve(stands_for) or not one.is_fresh]
     for one in operations:
         if untouchable.has(one.target):
@@ -87,6 +98,7 @@ def apply(planned: Sequence[Operation], untouchable: Untouchable, stands_for: St
                 if not isinstance(error, Exception):
                     raise
                 raise _refused(one, f"{type(error).__name__}: {error}") from error
+    return {id(found) for one in done if not one.is_fresh and (found := one.written) is not None}
 
 
 def _refused(one: Operation, why: str) -> Unpicklable:
@@ -167,6 +179,10 @@ class _Items(_Write):
         came, self.items = self.items, _resolved(self.items, stands_for)
         return not _same(came, self.items)
 
+    @property
+    def written(self) -> Any:
+        return None if self._before is None else self.target
+
     def undo(self) -> None:
         if self._before is not None:
             self._write(self._before)
@@ -215,12 +231,13 @@ class DequeContents(_Items):
 class DictContents(_Write):
     """All items of a dict, in their order."""
 
-    __slots__ = ("_before", "_core", "keys", "phase", "target", "values")
+    __slots__ = ("_before", "_core", "_of", "keys", "phase", "target", "values")
 
-    def __init__(self, target: Any, keys: list[Any], values: list[Any], *, is_attributes: bool = False) -> None:
-        """``is_attributes``: its keys are names, so nothing has to be hashed by contents."""
-        self.target, self.keys, self.values = target, keys, values
-        self.phase = OBJECTS if is_attributes else KEYED
+    def __init__(self, target: Any, keys: list[Any], values: list[Any], *, of: Any = None) -> None:
+        """``of``: the object whose attributes they are; then its keys are names, so nothing has to be hashed by
+        contents."""
+        self.target, self.keys, self.values, self._of = target, keys, values, of
+        self.phase = KEYED if of is None else OBJECTS
         self._core: Any = OrderedDict if isinstance(target, OrderedDict) else dict
         self._before: dict[Any, Any] | None = None
 
@@ -244,6 +261,10 @@ class DictContents(_Write):
             return
         self._write(found)
 
+    @property
+    def written(self) -> Any:
+        return None if self._before is None else self.target if self._of is None else self._of
+
     def undo(self) -> None:
         if self._before is not None:
             self._write(self._before)
@@ -261,10 +282,11 @@ class DictEntries(_Write):
     """Some entries of a dict whose keys are names; the others are left alone."""
 
     phase = OBJECTS
-    __slots__ = ("_before", "_removed", "entries", "target")
+    __slots__ = ("_before", "_of", "_removed", "entries", "target")
 
-    def __init__(self, target: Any, entries: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
-        self.target, self.entries, self._removed = target, dict(entries), list(removed)
+    def __init__(self, target: Any, entries: Mapping[str, Any], removed: Iterable[str] = (), *, of: Any = None) -> None:
+        """``of``: the object whose attributes they are."""
+        self.target, self.entries, self._removed, self._of = target, dict(entries), list(removed), of
         self._before: dict[str, Any] | None = None
 
     def resolve(self, stands_for: StandsFor) -> bool:
@@ -282,6 +304,13 @@ class DictEntries(_Write):
         for name, value in self.entries.items():
             if not _same_value(self._before.get(name, MISSING), value):
                 dict.__setitem__(self.target, name, value)
+
+    @property
+    def written(self) -> Any:
+        before = self._before
+        if before is None or (dict.keys(self.target) == before.keys() and is_same_dict(self.target, before)):
+            return None
+        return self.target if self._of is None else self._of
 
     def undo(self) -> None:
         if self._before is not None:
@@ -376,6 +405,10 @@ class AttributeWrite(_Write):
             self._is_done = True
             self._descriptor.__set__(self.target, self.value)
 
+    @property
+    def written(self) -> Any:
+        return self.target if self._is_done else None
+
     def undo(self) -> None:
         if not self._is_done:
             return
@@ -460,7 +493,11 @@ class ClassParts(_Write):
         if sys.version_info >= (3, 13) and "__firstlineno__" in self.parts:  # another attribute's change deletes it
             type.__setattr__(self.target, "__firstlineno__", self.parts["__firstlineno__"])
         for one in self.subclasses:
-            self.target.register(one)  # type: ignore[attr-defined]
+            self.target.register(one)
+
+    @property
+    def written(self) -> Any:
+        return self.target if self._before or self.subclasses or self._bases != self._bases_before else None
 
     def undo(self) -> None:
         if self._bases != self._bases_before:
@@ -534,11 +571,10 @@ class ObjectArray(_Write):
     """All elements of an array of objects."""
 
     phase = OBJECTS
-    __slots__ = ("_before", "items", "target")
+    __slots__ = ("_before", "_of", "items", "target")
 
-    def __init__(self, target: Any, items: list[Any]) -> None:
-        """``target``: seen as a plain array."""
-        self.target, self.items = target, items
+    def __init__(self, of: Any, items: list[Any]) -> None:
+        self.target, self.items, self._of = of.view(sys.modules["numpy"].ndarray), items, of
         self._before: Any = None
 
     def resolve(self, stands_for: StandsFor) -> bool:
@@ -557,6 +593,10 @@ class ObjectArray(_Write):
             raise ValueError("it is read-only")
         self._before = here
         self._write(self.items)
+
+    @property
+    def written(self) -> Any:
+        return None if self._before is None else self._of
 
     def undo(self) -> None:
         if self._before is not None:

@@ -294,7 +294,7 @@ def update_lru_cache(plan: UpdatePlan, target: Any, new: Any) -> Any:
     _chosen(plan, attributes.values())
     gone = attributes_of_remembering(found).keys() - attributes.keys()
     came = {"__wrapped__": new.__wrapped__, **attributes}
-    plan.write(DictEntries(found.__dict__, came, gone), is_fresh=found is new)
+    plan.write(DictEntries(found.__dict__, came, gone, of=found), is_fresh=found is new)
     return found
 
 
@@ -327,7 +327,7 @@ def into_class(plan: UpdatePlan, target: Any, new: Any) -> Any:
         member = target._member_map_[name]
         _chosen(plan, held.values())
         gone = attributes_of_member(member).keys() - held.keys()
-        plan.write(DictEntries(vars(member), held, gone), is_fresh=False)
+        plan.write(DictEntries(vars(member), held, gone, of=member), is_fresh=False)
     return target
 
 
@@ -341,7 +341,7 @@ def into_attributes(plan: UpdatePlan, target: Any, new: Any, slots: list[Any] | 
         if not is_plain:
             values = _chosen(plan, values)
         if not is_plain or not (is_fresh or is_same_dict(own, held)):
-            plan.write(DictContents(own, list(held), values, is_attributes=True), is_fresh=is_fresh)
+            plan.write(DictContents(own, list(held), values, of=target), is_fresh=is_fresh)
     for slot in slots_of(type(new)) if slots is None else slots:
         _slot(plan, target, new, slot)
     return target
@@ -465,7 +465,7 @@ def _objects(plan: UpdatePlan, target: Any, new: Any) -> None:
             elif target is not new:
                 plan.write(ArrayMemory(into, field), is_fresh=target is new)
         return
-    plan.write(ObjectArray(_plain(target), _chosen(plan, _plain(new).reshape(-1).tolist())), is_fresh=target is new)
+    plan.write(ObjectArray(target, _chosen(plan, _plain(new).reshape(-1).tolist())), is_fresh=target is new)
 
 
 def into_tensor(plan: UpdatePlan, target: Any, new: Any) -> Any:
@@ -525,7 +525,7 @@ def into_frame(plan: UpdatePlan, target: Any, new: Any) -> Any:
         return target
     parts = {name: value for name, value in new.__dict__.items() if name in ("_mgr", "_name", "_attrs", "_flags")}
     gone = attributes_of_frame(target).keys() - attributes.keys()
-    plan.write(DictEntries(target.__dict__, {**parts, **attributes}, ("_item_cache", *gone)), is_fresh=False)
+    plan.write(DictEntries(target.__dict__, {**parts, **attributes}, ("_item_cache", *gone), of=target), is_fresh=False)
     return target
 
 
