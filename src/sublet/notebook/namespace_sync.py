@@ -991,12 +991,20 @@ class Space:
         whole = {name for group in before for name in group or ()}
         if not before <= self._agreed.keys() or not whole <= self.names.keys() or not whole.isdisjoint(HIDDEN):
             return False
+        if all(map(self._is_known_to_be_same, whole)):
+            return True
+        if len(whole) < ORDERED_MIN:
+            self._survey(whole)
         groups = self._encoded(whole, HomeRules(), Outgoing(), must=False)
-        return {group.names for group in groups} == before and all(
+        is_same = {group.names for group in groups} == before and all(
             self._is_agreed(group)
             and not any(self._compared((group.names, n), one)[0] for n, one in enumerate(group.encoded.buffers))
             for group in groups
         )
+        for group in groups if is_same else ():  # the next cell that reads a part of it need not encode it
+            if self._surveyed.keys() >= set(group.names):
+                self._note_graphs(group.names)
+        return is_same
 
     def names_with_new_gradients(self, beside: Set[str] = frozenset()) -> set[str]:
         """Names that hold tensors whose gradients have changed since they crossed, and that ``beside``, the names that
@@ -1045,6 +1053,10 @@ class Space:
     def _has_same(self, name: str) -> bool:
         graph = self._graphs[name]
         return graph.values[name] is self.names.get(name, _NONE) and self._is_same(graph)
+
+    def _is_known_to_be_same(self, name: str) -> bool:
+        """Whether that can be told without encoding it."""
+        return self._has_same(name) if name in self._graphs else name in self._still and self._is_still(name)
 
     def _unchanged_values(self, names: Set[str], anew: Set[str], rules: HomeRules, *, is_few: bool) -> list[Still]:
         """Of these names those whose values are known to be unchanged without encoding them, less those that are
