@@ -813,7 +813,7 @@ class Space:
             still = self._unchanged_values(left, anew, rules, is_few=few)
         placed = {name for one in still for name in one.names}
         if few and anew is not None and like is None:
-            self._survey(left - placed)
+            self._survey(left - placed, left & placed)
         here |= beside
         line += beside
 
@@ -1080,8 +1080,9 @@ class Space:
             found.append(Still(tuple(some), part.held))
         return found
 
-    def _survey(self, names: Set[str]) -> None:
-        """Look at the values of these that are not looked at yet."""
+    def _survey(self, names: Set[str], beside: Set[str] = frozenset()) -> None:
+        """Look at the values of these that are not looked at yet. And at long containers, among these and ``beside``,
+        that others of them hold: from now on they are unchanged together."""
         values = {name: self.names[name] for name in sorted(names - self._surveyed.keys())}
         some = {
             name: one
@@ -1089,6 +1090,12 @@ class Space:
             if self._untold.get(name) != id(one) and (not is_long(one) or self._is_joined_and_flat(name, one))
         }
         found = graphs_of(some)
+        others = {name: self.names[name] for name in (names | beside) - some.keys() - self._surveyed.keys()}
+        long = {name: one for name, one in others.items() if is_long(one)}
+        nodes = set[int]().union(*(graph.nodes for graph in found.values())) if long else ()
+        held = {name: one for name, one in long.items() if id(one) in nodes and is_flat(one)}
+        if held:
+            found = graphs_of(some | held)
         self._surveyed |= found
         self._untold |= {name: id(one) for name, one in some.items() if name not in found}
 
