@@ -59,13 +59,13 @@ RUN_AT_LOADING: Final = frozenset(
 )
 """Methods that may run while an object is unpickled."""
 RULED: Final[tuple[type, ...]] = (
-    *(type, dict, memoryview, BaseException, types.FunctionType, types.CellType, types.MappingProxyType),
+    *(type, memoryview, BaseException, types.FunctionType, types.CellType, types.MappingProxyType),
     *(functools._lru_cache_wrapper, functools.cached_property, typing.NewType, typing.TypeVar),
     *(re.Match, itertools.groupby, weakref.ProxyType, weakref.CallableProxyType, struct.Struct),
 )
 """Of Python's own classes those that rules are for, beside ``BY_CLOUDPICKLE``."""
-RULED_MODULES: Final = ("typing", "unittest.mock")
-"""Modules whose classes have rules."""
+RULED_MODULES: Final = (*MAINS, "typing", "unittest.mock")
+"""Modules whose classes may have a rule whatever their bases are."""
 RULED_BY_NAME: Final = (
     *(("PIL.ImageDraw", "ImageDraw"), ("PIL.Image", "Image")),
     *(("pandas._libs.internals", "Block"), ("pandas.core.arrays.arrow.array", "ArrowExtensionArray")),
@@ -241,13 +241,12 @@ class EncodingRules:
         if not bases:
             bases = self.classes.bases = frozenset(self._bases())
         if bases.isdisjoint(kind.__mro__) and kind.__module__ not in RULED_MODULES:
-            if kind.__module__ in MAINS and core_made_by(kind) is not None:
-                return self._made_before
             return self._plotted if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind) else None
         return self._find_rule(kind)
 
     def _bases(self) -> set[type]:
-        """Classes, of which ``_find_rule`` may find a rule for each subclass, and for no others."""
+        """Classes of which, and of whose subclasses, ``_find_rule`` may find a rule. Of no others, but of those of
+        ``RULED_MODULES``."""
         found: set[Any] = {*BY_CLOUDPICKLE, *RULED}
         if (numpy := loaded("numpy")) is not None:
             found |= {numpy.ndarray, numpy.ufunc, numpy.dtypes.VoidDType}

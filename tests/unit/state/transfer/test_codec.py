@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import functools
 import importlib
 import os
 import pickle
@@ -473,8 +474,13 @@ def test_the_bases_of_a_class_show_whether_it_has_a_rule(rules: EncodingRules) -
         if id(kind) not in found:
             found[id(kind)] = kind
             waiting += type.__subclasses__(kind)
+    for base in (tuple, list, dict, object):
+        parts = {"__new__": functools.partial(base.__new__), "__setitem__": id, "__module__": "__main__"}
+        own = type("Own", (base,), parts)
+        found[id(own)] = own
     ruled = [kind for kind in found.values() if rules._find_rule(kind) is not None]
     assert len(ruled) > 500
+    assert sum(kind.__name__ == "Own" for kind in ruled) >= 3
     without = [kind for kind in ruled if rules._rule_for(kind) is None]
     assert without == []
 
