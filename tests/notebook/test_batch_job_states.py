@@ -22,7 +22,14 @@ from sublet.cli.declare import UsageError
 from sublet.cli.nb import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
 from sublet.notebook.batch import jobs
-from sublet.notebook.batch.job_options import JobLeaseOptions, cell_options, from_cell, in_words, read_options
+from sublet.notebook.batch.job_options import (
+    JobLeaseOptions,
+    cell_options,
+    for_one_lease,
+    from_cell,
+    in_words,
+    read_options,
+)
 from sublet.notebook.batch.job_states import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job
 from sublet.notebook.batch.page import first_line
@@ -33,7 +40,7 @@ from sublet.notebook.batch.prepare import (
     unknown_parameters,
     with_parameters,
 )
-from sublet.notebook.options import parse_line
+from sublet.notebook.options import CellOptions, parse_line
 from sublet.values import GIB, NS_PER_S, Tier
 
 V4: Any = nbformat.v4
@@ -116,6 +123,42 @@ def test_what_people_write_for_sbatch_is_taken_as_far_as_it_means_something_and_
 def test_a_mistake_in_an_option_names_the_nearest_good_one(text: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         read_options(text.split())
+
+
+CELLS: Final = (
+    *("x = 1", "\n %%gpu --vram 8GiB\nx", "%%gpu --gpus 2 --vram 2GiB\nx"),
+    *("%%gpu --vram {size}\nx", "%%gpus\nx"),
+)
+
+
+def test_one_lease_for_all_cells_has_the_most_that_one_of_them_asks_for() -> None:
+    """What the job says goes before what is set for all cells (`sublet config`), as for a lease of each."""
+    configured = CellOptions(vram_bytes=4 * GIB, ttl_ns=90 * NS_PER_S, tier=Tier.SPOT, smaller_ok=True)
+    found = for_one_lease(JobLeaseOptions(tier=Tier.BATCH), CELLS, configured)
+    assert (found.vram_bytes, found.gpus, found.ttl_ns) == (8 * GIB, 2, 90 * NS_PER_S)
+    assert (found.tier, found.smaller_ok, found.wait_ns) == (Tier.BATCH, True, None)
+    assert for_one_lease(JobLeaseOptions(), CELLS[:1], configured).vram_bytes == 4 * GIB
+    assert for_one_lease(JobLeaseOptions(), CELLS[:1], CellOptions()).vram_bytes == GIB
+    asked = JobLeaseOptions(vram_bytes=8 * GIB, gpus=2)
+    assert for_one_lease(asked, CELLS, CellOptions()) == asked
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%%gpu --vram 8GiB\nx", r"cell 2 asks for VRAM 8GiB, more than the one lease .*\(--vram 4GiB\)"),
+        ("%%gpu --gpus 2\nx", r"cell 2 asks for 2 devices, .*\(--gpus 1\)"),
+        ("%%gpu --map rows --out y\nx", "cell 2 has --map, which only a cell with a lease of its own"),
+        ("%%gpu --model H200\nx", "cell 2 has --model"),
+        ("%%gpu --python /usr/bin/python3\nx", "cell 2 has --python"),
+        ("%%gpu --with lib\nx", "cell 2 has --with"),
+        ("%%gpu --vrma 1GiB\nx", "cell 2: .* --vrma; did you mean --vram"),
+    ],
+)
+def test_a_cell_that_would_not_get_what_it_asks_for_under_one_lease_is_refused(cell: str, says: str) -> None:
+    """Nothing runs: the cell would run on less than it needs, or as another one, and nobody would be told."""
+    with pytest.raises(InvalidRequest, match=says):
+        for_one_lease(JobLeaseOptions(vram_bytes=4 * GIB, gpus=1), ["x = 1", cell], CellOptions())
 
 
 def test_quotation_marks_left_open_are_said() -> None:

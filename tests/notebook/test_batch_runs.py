@@ -168,6 +168,7 @@ def test_what_is_not_to_be_had_ends_with_75_and_a_command_line_that_is_wrong_wit
         (["nb", "run", str(path), "-o", str(path)], "the notebook itself"),
         (["nb", "run", str(path), "--kernel", "no-such"], "no kernel"),
         (["nb", "run", str(path), "--wait", "1m", "--no-wait"], "contradict"),
+        (["nb", "run", str(path), "--gpu", "1GiB", "--lease", "whole"], "cell 2 asks for VRAM 64GiB"),
     ):
         assert main(words) == 2, words
         assert says in capsys.readouterr().err

@@ -407,7 +407,7 @@ def made(
 ) -> Job:
     """The job, on disk. What cannot work is said before anything is written."""
     _needs_the_extra()
-    from sublet.notebook.batch.job_options import JobLeaseOptions, from_cell
+    from sublet.notebook.batch.job_options import JobLeaseOptions, for_one_lease, from_cell
     from sublet.notebook.batch.jobs import JobSpec, make_job
     from sublet.notebook.batch.page import written
     from sublet.notebook.batch.prepare import (
@@ -417,6 +417,7 @@ def made(
         unknown_parameters,
         with_parameters,
     )
+    from sublet.notebook.options import configured
 
     source = Path(path).absolute()
     notebook = read_notebook(source)
@@ -426,12 +427,15 @@ def made(
         sys.stderr.write(f"sublet: {visible(note)}\n")
     found = asked.over(in_cell.over(JobLeaseOptions(tier=Tier.BATCH if waits_its_turn else None)))
     wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
+    one_for = lease or found.lease or ("whole" if wants_whole else "cells")
+    if one_for == "whole":
+        found = for_one_lease(found, [prepared.cells[n].source for n in code_cells(prepared)], configured())
     spec = JobSpec(
         notebook=str(source),
         folder=str(source.parent),
         name=name or found.name or source.stem,
         kernel=kernel or "",
-        lease=lease or found.lease or ("whole" if wants_whole else "cells"),
+        lease=one_for,
         asked=found.as_json(),
         parameters=tuple(params),
         out=out,

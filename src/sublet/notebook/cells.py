@@ -54,7 +54,7 @@ from sublet.notebook.lookups import possible_lookups
 from sublet.notebook.monkeypatches import ReplacedAttributes
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.on_demand import MESSAGE
-from sublet.notebook.options import CellOptions
+from sublet.notebook.options import VRAM_DEFAULT, CellOptions
 from sublet.notebook.output import SILENT, Hints, ShellFront, StatusLine, failed_cell, show_line
 from sublet.notebook.ownership import Owner
 from sublet.notebook.queued_cells import QueuedCells
@@ -71,7 +71,7 @@ from sublet.notebook.resume import (
     wait_until_taken,
 )
 from sublet.notebook.status import CellBill, CellEnded, Finished, Notices, OfferAccepted, Starting, Waiting
-from sublet.values import GIB, NS_PER_S, Exclusivity, Tier, format_size
+from sublet.values import NS_PER_S, Exclusivity, Tier, format_size
 from sublet.wire.http_views import SESSION_LABEL
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ if TYPE_CHECKING:
     from sublet.notebook.parcels import Outgoing
     from sublet.studio import NotebookSession
 
-VRAM_DEFAULT = 1 * GIB
-"""What a cell asks for that does not say."""
 UNSENT_MAX: Final = 8
 """Names in the line of those that cannot be sent."""
 QUICK_S: Final = 0.1

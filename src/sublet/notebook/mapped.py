@@ -33,6 +33,7 @@ from sublet.notebook.cell_terms import add_import_paths, as_numbered, check_name
 from sublet.notebook.home import HomeRules
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.namespace import HIDDEN
+from sublet.notebook.options import VRAM_DEFAULT
 from sublet.notebook.output import StatusLine, show_line
 from sublet.notebook.ownership import FOLDER_VARIABLE, SIZES
 from sublet.notebook.remote_value import RemoteValue
@@ -40,7 +41,7 @@ from sublet.notebook.sources import compiler_flags
 from sublet.notebook.status import CellBill, CellEnded, Mapped
 from sublet.state.transfer.codec import Encoding, can_travel
 from sublet.state.transfer.loading import decode
-from sublet.values import GIB, NS_PER_S, shown
+from sublet.values import NS_PER_S, shown
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from sublet.notebook.reading import Reading
     from sublet.wire.http import BillLine
 
-VRAM_DEFAULT: Final = 1 * GIB
 FILE: Final = "<cell>"
 SHOW_EVERY_NS: Final = NS_PER_S // 4
 WAIT_S: Final = 10.0

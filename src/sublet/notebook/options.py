@@ -22,6 +22,10 @@ GPUS_MAX: Final = 64
 """Devices of one cell; an office that has so many does not need a typo's thousand."""
 
 
+VRAM_DEFAULT: Final = 1 * GIB
+"""Of a cell, or a notebook, that does not say how much it needs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOptions:
     """What a cell asks for."""

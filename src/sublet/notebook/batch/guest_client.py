@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from sublet.background import start_task, start_thread
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import SubletError
+from sublet.notebook.batch.job_options import gpu_line
 from sublet.notebook.kernel_line import KernelLine, Message
 
 T = TypeVar("T")
@@ -157,10 +158,10 @@ async def beside(call: Callable[[], T]) -> T:
 
 def _here(code: str) -> str:
     """A cell that asks for a device is on it already. Its first line becomes a comment, so lines keep their numbers."""
-    lines = code.split("\n")
-    first = next((n for n, line in enumerate(lines) if line.strip()), 0)
-    if lines[first].split()[:1] != ["%%gpu"]:
+    if gpu_line(code) is None:
         return code
+    lines = code.split("\n")
+    first = next(n for n, line in enumerate(lines) if line.strip())
     rest = lines[first + 1 :]
     if next((line for line in rest if line.strip()), "").startswith("%%"):
         return "\n".join(rest)  # a magic of its own must stand first

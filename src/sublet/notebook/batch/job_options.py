@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
+from sublet.notebook.options import VRAM_DEFAULT, CellOptions, parse_line
 from sublet.values import NS_PER_S, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
 LEASES: Final = ("cells", "whole")
@@ -53,6 +54,58 @@ class JobLeaseOptions:
     def from_json(cls, found: Mapping[str, Any]) -> JobLeaseOptions:
         tier = found.get("tier")
         return cls(**{**found, "tier": None if tier is None else Tier(tier)})
+
+
+def gpu_line(source: str) -> str | None:
+    """What stands behind ``%%gpu`` where a cell begins with it; None where it does not."""
+    first = next((line for line in source.split("\n") if line.strip()), "")
+    magic, _, rest = first.strip().partition(" ")
+    return rest if magic == "%%gpu" else None
+
+
+def for_one_lease(asked: JobLeaseOptions, cells: Sequence[str], configured: CellOptions) -> JobLeaseOptions:
+    """What one lease for all of these cells asks for: what the job says, else the most that one of them does.
+    ``configured``: what the user has set for all cells. Raises ``InvalidRequest`` for a cell that would not get what it
+    asks for."""
+    vram_bytes, gpus = asked.vram_bytes or configured.vram_bytes or VRAM_DEFAULT, asked.gpus or 1
+    for number, source in enumerate(cells, 1):
+        line = gpu_line(source)
+        if not line or "{" in line or "$" in line:  # what IPython puts in there is not known yet
+            continue
+        try:
+            cell = parse_line(line)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"cell {number}: {error.message}", do=error.do) from None
+        own = {"--map": cell.over, "--model": cell.model, "--python": cell.python, "--with": cell.paths}
+        flag = next((flag for flag, is_given in own.items() if is_given), None)
+        if flag is not None:
+            raise InvalidRequest(
+                f"cell {number} has {flag}, which only a cell with a lease of its own can have",
+                do="Give each cell a lease of its own (--lease cells), or leave it out.",
+            )
+        wants_bytes = cell.vram_bytes or 0
+        if asked.vram_bytes is None:
+            vram_bytes = max(vram_bytes, wants_bytes)
+        elif wants_bytes > vram_bytes:
+            raise _too_much(number, f"VRAM {format_size(wants_bytes)}", f"--vram {format_size(vram_bytes)}")
+        if asked.gpus is None:
+            gpus = max(gpus, cell.gpus)
+        elif cell.gpus > gpus:
+            raise _too_much(number, f"{cell.gpus} devices", f"--gpus {gpus}")
+    of_all = JobLeaseOptions(
+        ttl_ns=configured.ttl_ns,
+        tier=configured.tier,
+        wait_ns=configured.wait_ns,
+        smaller_ok=configured.smaller_ok or None,
+    )
+    return replace(asked.over(of_all), vram_bytes=vram_bytes, gpus=gpus)
+
+
+def _too_much(number: int, wanted: str, given: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"cell {number} asks for {wanted}, more than the one lease of all cells has ({given})",
+        do="Ask for as much for the notebook, or give each cell a lease of its own (--lease cells).",
+    )
 
 
 def cell_options(asked: JobLeaseOptions) -> str:

@@ -22,11 +22,11 @@ from sublet.client.home import home_dir, make_private_dir, runtime_dir
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
 from sublet.notebook.batch.guest_client import GuestClient, beside
 from sublet.notebook.batch.job_options import JobLeaseOptions
-from sublet.notebook.options import CellOptions
+from sublet.notebook.options import VRAM_DEFAULT, CellOptions
 from sublet.notebook.ownership import KernelVolume, Owner
 from sublet.notebook.resume import end_parked, is_parked, resume_parked
 from sublet.notebook.status import Suspended, as_text
-from sublet.values import GIB, NS_PER_S, Tier
+from sublet.values import NS_PER_S, Tier
 from sublet.wire.unix import ADDRESS_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
 
 Notebook = Any
-VRAM_DEFAULT: Final = 1 * GIB
 STARTS_S: Final = 120
 OUTPUT_S: Final = 60
 _SOCKET_NAME_BYTES: Final = len("/k-5")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
-from sublet.notebook.batch.job_options import nearest
+from sublet.notebook.batch.job_options import gpu_line, nearest
 
 PARAMETERS: Final = "parameters"
 """The tag of the cell with the defaults, as papermill has it."""
@@ -70,7 +70,7 @@ def code_cells(notebook: Notebook) -> list[int]:
 
 def has_gpu_cells(notebook: Notebook) -> bool:
     """Whether any cell asks for a device itself."""
-    return any(notebook.cells[n].source.lstrip().startswith("%%gpu") for n in code_cells(notebook))
+    return any(gpu_line(notebook.cells[n].source) is not None for n in code_cells(notebook))
 
 
 def with_parameters(notebook: Notebook, texts: Sequence[str]) -> Notebook:

@@ -26,7 +26,7 @@ from sublet.client.fabric import Fabric, connect
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.lease_end import EndReason
-from sublet.notebook.batch.job_options import cell_options
+from sublet.notebook.batch.job_options import cell_options, gpu_line
 from sublet.notebook.batch.job_states import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import Job, Turn, put
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
@@ -247,7 +247,7 @@ class Runner:
         if why is not None and why["is_end"] and not why["reason"]:  # it needed what an earlier lease took with it
             return CellFailure(why["message"], why["do"], LEASE_ENDED, lacks="what was on the device")
         if why is not None and why["is_end"] and why["reason"] not in OURS_TO_BLAME:
-            on_device_only = cell.source.lstrip().startswith("%%gpu")
+            on_device_only = gpu_line(cell.source) is not None
             return CellFailure(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
         code, do = FAILED, "Fix the cell and run the notebook again."
         if why is not None:
