@@ -311,7 +311,7 @@ LOSES = (
         "{gpu}import time\nfrom pathlib import Path\nfirst = not Path('mark').exists()\nPath('mark').touch()\n"
         "kept.append(2)\nif first: time.sleep(60)"
     ),
-    "import os; kept, os.environ['OF_THE_USER']",
+    "import os\n%load_ext sublet\n%gpu\nkept, os.environ['OF_THE_USER']",
 )
 
 
@@ -329,7 +329,12 @@ def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_le
     record = Runner(job, taking).run()
     taking.other.wait(PATIENCE_S)
     assert (record.state, record.done, record.again, record.runs) == (JobState.DONE, 3, 1, 1), record
-    assert texts(job.executed)[2] == "([1, 2], 'seen')"
+    *_, held, last = texts(job.executed)[2].splitlines()
+    assert last == "([1, 2], 'seen')"
+    if lease == "whole":
+        assert held.startswith("every cell runs under one lease, on local/gpu0, ")
+    else:
+        assert held.startswith("local/gpu0 (host device, no GPU), 1GiB, ")
     assert "operator" in taking.told[1]
     assert "2 leases" in job.page.read_text()
     assert (tmp_path / "bound").read_text() == ("None" if background else str(os.getpid()))

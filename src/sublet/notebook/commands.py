@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,6 +13,7 @@ from sublet.notebook import options
 from sublet.notebook.cell_io import fates_text, number_of
 from sublet.notebook.remote_value import RemoteValue, clock_time
 from sublet.values import NS_PER_S, format_duration, format_size
+from sublet.wire.page import PageReader
 
 if TYPE_CHECKING:
     from sublet.notebook.cells import Cells
@@ -72,7 +74,7 @@ def _status(cells: Cells, _shell: Any, _rest: str) -> str:
     if lease is not None and lease.end is not None and lease.end.parked:
         said = [f"no lease is held ({lease.end.reason}); what is on the device is parked, and the next cell resumes it"]
     elif lease is None or lease.end is not None:
-        said = ["no lease is held"]
+        said = [_under() or "no lease is held"]
     else:
         device = lease.devices[0]
         host = " (host device, no GPU)" if device.host else ""
@@ -90,6 +92,17 @@ def _status(cells: Cells, _shell: Any, _rest: str) -> str:
     elif cells.owner.trouble and handles:
         said.append(f"what stays on the device is NOT saved: {cells.owner.trouble}")
     return "\n".join(said)
+
+
+def _under() -> str:
+    """The lease of the kernel itself, as where one serves a whole notebook job; empty where it runs under none."""
+    path = os.environ.get("SUBLET_PAGE")
+    if not path:
+        return ""
+    page = PageReader(path)
+    view = page.read()
+    left = format_duration(max(0, view.deadline_ns - page.now_ns()) // NS_PER_S * NS_PER_S)
+    return f"every cell runs under one lease, on {', '.join(view.devices)}, {left} left"
 
 
 def _release(cells: Cells, _shell: Any, _rest: str) -> str:
