@@ -8,13 +8,14 @@ import string
 from pathlib import Path
 
 import pytest
-from biscuit_auth import Authorizer, Biscuit, BlockBuilder, KeyPair, PublicKey
+from biscuit_auth import Authorizer, Biscuit, BiscuitBuilder, BlockBuilder, KeyPair, PublicKey
 
 from sublet.errors import InvalidRequest, LeaseNotActive, Unauthorized
 from sublet.lease.states import LeaseStatus
 from sublet.lease.token import TokenClaims, TokenOperation
 from sublet.node.agent import tokens
 from sublet.node.agent.tokens import TOKEN_LENGTH_MAX, narrow, verify
+from sublet.office.api import signing
 from sublet.office.api.signing import CHECKPOINT_FILE, KEY_FILE, Signer
 from sublet.office.ledger.records import LeaseRecord, Now, Want
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, RequestId, TenantId, Tier
@@ -228,3 +229,21 @@ def test_a_damaged_key_is_said_to_be_one(tmp_path: Path, text: str) -> None:
 def test_the_secret_key_is_in_no_repr() -> None:
     """Secrets keep out of logs."""
     assert "private" not in repr(SIGNER)
+
+
+@pytest.mark.parametrize(("generations", "means"), [((), 0), ((3,), 3), ((3, 4), None)])
+def test_a_token_of_before_generations_is_of_the_first_and_none_is_of_two(
+    generations: tuple[int, ...], means: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that was granted before an upgrade keeps its token."""
+    facts = signing._FACTS.replace("generation({generation});", "".join(f"generation({n});" for n in generations))
+    monkeypatch.setattr(signing, "_FACTS", facts)
+    monkeypatch.setattr(signing, "BiscuitBuilder", _without_generation)
+    if means is None:
+        assert refused(minted())
+    else:
+        assert check(minted()).generation == means
+
+
+def _without_generation(facts: str, values: dict[str, object]) -> BiscuitBuilder:
+    return BiscuitBuilder(facts, {name: value for name, value in values.items() if name != "generation"})

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import JournalError
+from sublet.office.journal import audit, backup
 from sublet.office.journal import files as journal_files
-from tests.unit.office.journal.making import OPENED, Place, at, granted, queued, renewed
+from sublet.office.journal.files import Anchors
+from sublet.office.journal.reader import JournalReader, Tip
+from tests.unit.office.journal.making import OPENED, WALL_NS, Place, at, granted, queued, renewed
 
 
 def test_a_backup_has_everything_of_its_moment(place: Place) -> None:
@@ -181,6 +184,99 @@ def test_a_running_office_is_not_replaced(place: Place) -> None:
         journal.backup(place.root / "b")
         with pytest.raises(JournalError, match="another office"):
             place.restore(place.root / "b")
+
+
+def test_a_file_that_comes_while_a_backup_is_made_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = backup._examine
+
+    def meanwhile(path: Path) -> Tip:
+        (place.root / "b").write_text("mine")
+        return real(path)
+
+    monkeypatch.setattr(backup, "_examine", meanwhile)
+    with place.open() as journal, pytest.raises(JournalError, match="exists"):
+        journal.backup(place.root / "b")
+    assert (place.root / "b").read_text() == "mine"
+
+
+def test_a_backup_is_one_file_that_can_be_read_where_nothing_can_be_written(place: Place) -> None:
+    """In write-ahead mode SQLite would want to put a file beside it."""
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+    read_and_write_versions = (place.root / "b").read_bytes()[18:20]
+    assert read_and_write_versions == b"\x01\x01", "of a rollback journal"
+
+
+def test_all_of_a_backup_is_looked_at_however_large_it_is(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An office looks at all pages of its journal only where that is quick."""
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+    monkeypatch.setattr("sublet.office.journal.reader.CHECK_WHOLE_MAX_BYTES", 0)
+    with open(place.root / "b", "r+b") as file:
+        file.seek(36)
+        file.write((5).to_bytes(4))  # free pages that are not there
+    with pytest.raises(JournalError, match="damaged"):
+        place.restore(place.root / "b")
+
+
+def test_a_journal_that_outlived_its_incarnation_file_is_asked_for_the_number(place: Place) -> None:
+    """And says it itself, restored."""
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+    for number in (2, 3):
+        assert place.restore(place.root / "b") == number
+        (place.home / "incarnation").unlink()
+    with place.open() as journal:
+        assert journal.incarnation == 3
+
+
+def test_the_log_of_an_office_that_was_killed_goes_aside_with_its_journal(place: Place) -> None:
+    """It would be taken for that of the restored one."""
+    killed = Place(place.root / "killed")
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+        journal.commit([OPENED, queued("a")], at(1))
+        shutil.copytree(place.home, killed.home)
+    killed.restore(place.root / "b")
+    aside = {path.name for path in (killed.home / "replaced-1").iterdir()}
+    assert aside >= {"journal.db", "journal.db-wal"}
+    assert not (killed.home / "journal.db-wal").exists()
+    with killed.open() as journal:
+        assert not list(journal.recover().entries)
+
+
+def test_where_nothing_was_there_nothing_is_kept_aside(place: Place) -> None:
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+    asked: list[Path] = []
+    backup.restore(place.root / "b", place.root / "new", wall_ns=WALL_NS, anchors=place.anchors, beside=asked.append)
+    assert asked == [place.root / "new" / "replaced-1"], "what belongs to the journal may need it"
+    assert not asked[0].exists()
+
+
+def test_what_a_restore_that_was_killed_has_left_is_in_nobodys_way(place: Place) -> None:
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+    for end in ("", "-journal", "-wal"):
+        (place.home / f"journal.db.restoring{end}").write_text("half of one")
+    assert place.restore(place.root / "b") == 2
+    assert not list(place.home.glob("journal.db.restoring*"))
+
+
+def test_a_restored_journal_is_anchored_before_an_office_opens_it(place: Place) -> None:
+    """So that an older copy in its place is refused from the first moment on. Its record has the last instant."""
+    with place.open() as journal:
+        journal.commit([OPENED], at(7))
+        journal.backup(place.root / "b")
+    place.restore(place.root / "b")
+    anchors = Anchors(place.anchors, place.home.resolve())
+    reader = JournalReader(place.db)
+    try:
+        *_, last = reader.records()
+        assert (last.kind, last.ns) == (audit.RESTORED, 7)
+        assert (last.seq, last.hash) in [(anchor.audit_seq, anchor.head) for anchor in anchors.read_all()]
+    finally:
+        reader.close()
 
 
 def test_publishing_new_refuses_a_name_that_is_taken(tmp_path: Path) -> None:

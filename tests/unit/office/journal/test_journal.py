@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from sublet.office.journal import audit
 from sublet.office.journal import journal as journal_module
 from sublet.office.journal import journal as journal_opening
 from sublet.office.journal import schema as journal_schema
+from sublet.office.journal.audit import Anchor
 from sublet.office.journal.journal import BEAT_EVERY_NS, Journal
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.events import AUDITED, EVENT_TYPES
@@ -221,10 +223,10 @@ def test_a_journal_of_a_newer_version_is_refused_untouched(place: Place) -> None
     """Both versions are named."""
     place.open().close()
     db = sqlite3.connect(place.db)
-    db.execute(f"PRAGMA user_version = {journal_schema.VERSION + 4}")
+    db.execute(f"PRAGMA user_version = {journal_schema.VERSION + 1}")
     db.close()
     before = place.db.read_bytes()
-    with pytest.raises(JournalError, match=rf"version {journal_schema.VERSION + 4}.*up to {journal_schema.VERSION}\."):
+    with pytest.raises(JournalError, match=rf"version {journal_schema.VERSION + 1}.*up to {journal_schema.VERSION}\."):
         place.open()
     assert place.db.read_bytes() == before
 
@@ -350,3 +352,67 @@ def test_the_newest_records_are_shown_and_those_that_name_something(place: Place
         assert [record.kind for record in journal.latest(9, "a")] == ["queued", "granted"]
         assert journal.latest(9, "nobody") == []
         assert [record.seq for record in journal.latest(99)] == sorted(record.seq for record in journal.latest(99))
+
+
+# ---- what stands against a journal
+
+
+def test_a_log_without_its_journal_is_not_begun_anew(place: Place) -> None:
+    """Also where the file with the incarnation is gone as well."""
+    place.home.mkdir(parents=True, mode=0o700)
+    (place.home / "journal.db-wal").write_bytes(b"a log")
+    with pytest.raises(JournalError, match="is gone, though this folder had one"):
+        place.open()
+
+
+def test_a_journal_whose_anchored_record_is_another_is_refused(place: Place) -> None:
+    """It has as many entries as were written, and they are not those."""
+    with place.open() as journal:
+        journal.commit([OPENED], at(1))
+        path, identity, seq = place.anchor_path(journal), journal.id, journal.seq
+    path.write_text(Anchor(identity, seq, seq, bytes(32)).text + "\n")
+    with pytest.raises(JournalError, match="an older copy was put in its place"):
+        place.open()
+
+
+def test_an_entry_of_which_no_journal_knows_is_damage(place: Place) -> None:
+    """One whose name was damaged would else pass for one that is not there."""
+    with place.open() as journal:
+        journal.commit([OPENED], at(1))
+    db = sqlite3.connect(place.db)
+    db.execute("UPDATE meta SET key = 'clocK' WHERE key = 'clock'")
+    db.commit()
+    db.close()
+    with pytest.raises(JournalError, match="it has an entry 'clocK' that no journal has"):
+        place.open()
+
+
+def test_the_last_instant_is_that_of_the_last_entry(place: Place) -> None:
+    """What was written after the clock was noted last; else leases would be given time a second time."""
+    with place.open() as journal:
+        journal.commit([OPENED], at(1))
+        journal.commit([queued("a")], at(500))
+    with place.open() as journal:
+        assert journal.recover().last_ns == 500
+
+
+def test_only_a_full_disk_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed sync another one may succeed without what was not written."""
+    given_up: list[bool] = []
+
+    def give_up() -> bool:
+        given_up.append(True)
+        return True
+
+    room: Any = SimpleNamespace(before_opening=lambda: None, lay_out=lambda: None, remove_file=give_up)
+    journal = Journal.open(place.home, wall_ns=WALL_NS, anchors=place.anchors, room=room)
+    journal.commit([OPENED], at(1))
+
+    def fails(write: object, checkpoint_at: int) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(journal, "_attempt", fails)
+    with pytest.raises(JournalFailed, match="disk I/O error"):
+        journal.commit([queued("a")], at(2))
+    assert not given_up
+    journal.close()

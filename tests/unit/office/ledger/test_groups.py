@@ -160,6 +160,24 @@ def test_books_of_before_open_with_what_their_meters_know() -> None:
     assert opened.books.group_accounts == bench.state.books.group_accounts
 
 
+def test_books_of_before_know_the_device_time_of_what_has_ended_in_the_order_in_which_it_was_used() -> None:
+    """Ann's lease began before Ben's and has ended since. Of its cores nothing is known any more, and none is held."""
+    bench = Bench(inventory("n1", device("gpu0"), device("gpu1"), device("cpu", Kind.CPU)))
+    first = bench.granted(gpu(8), cores(2), tenant=ANN)
+    bench.at(1500)
+    bench.granted(tenant=BEN)
+    bench.at(1700)
+    bench.release(first)
+    old = json.loads(bench.state.snapshot())
+    for name in ("groups", "accounts", "group_accounts", "half_life_ns", "periods_from_ns"):
+        del old[name]
+    opened, now = State.restore(json.dumps(old).encode()).books, bench.state.books
+    assert opened.accounts[ANN].level == now.accounts[ANN].level == [0, 0, 0]
+    assert opened.accounts[ANN].used == [now.accounts[ANN].used[0], 0, 0]
+    (group,) = opened.group_accounts
+    assert opened.group_accounts[group].used[0] == now.group_accounts[group].used[0]
+
+
 # ---- the order
 
 

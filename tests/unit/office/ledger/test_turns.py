@@ -9,6 +9,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import has_smaller_share, share_crosses_ns, yields_after_maximum
@@ -243,6 +244,7 @@ def test_each_that_was_taken_goes_on_once() -> None:
     assert once.goes_on == turn.id
     assert (twice.goes_on, twice.attained_ns) == (None, 0)
     assert not bench.state.taken
+    assert not type(bench.state).restore(bench.state.snapshot()).taken
 
 
 def test_room_that_is_kept_for_a_further_turn_lets_newcomers_past_until_it_has_waited_for_the_maximum() -> None:
@@ -402,6 +404,7 @@ def test_a_lease_that_is_not_renewed_any_more_counts_for_those_that_wait() -> No
     assert isinstance(refused, LeaseRevoked)
     assert refused.reason == EndReason.FAIR_SHARE
     assert bench.lease(first.id).status is LeaseStatus.ACTIVE
+    check_books(type(bench.state).restore(bench.state.snapshot()))  # an office that starts again counts it as well
     assert isinstance(bench.renew(second), Granted)
 
 
