@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jupyter_client.jsonutil import extract_dates
+from jupyter_client.session import Session
 
-from sublet.notebook.kernel_line import KernelLine, Message
+from sublet.notebook.kernel_line import KernelLine, Message, read_message
 
 ASKED = "asked-1"
 
@@ -93,3 +95,24 @@ def test_what_cannot_be_shown_stops_the_cell_and_is_raised_once_it_is_over() -> 
     with pytest.raises(ValueError, match="no room"):
         finish(line, show=show)
     assert (shown, line.rounds, line.interrupts) == (["iopub"], [], [ASKED])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"name": "stdout", "text": "a\udcffb é \0"}, {"data": {"image/png": "iVBO"}, "n": [1, 2.5, None, True]}, {}],
+)
+@pytest.mark.parametrize("buffers", [(), (b"", b"\x00\xff", b"{}")])
+def test_a_message_says_what_jupyter_reads_in_it(content: dict[str, Any], buffers: tuple[bytes, ...]) -> None:
+    """But for the dates, which stay as they are written."""
+    session = Session(key=b"secret")
+    parent = session.msg("execute_request", {"code": "1"})
+    parts = session.serialize(session.msg("stream", content, parent=parent, metadata={"a": 1}), [b"stream", b"topic"])
+    names, rest = session.feed_identities([*parts, *buffers])
+    assert names == [b"stream", b"topic"]
+    expected, found = session.deserialize(rest), read_message([*parts, *buffers])
+    for part in ("header", "parent_header"):
+        assert isinstance(found[part]["date"], str)
+        found[part] = extract_dates(found[part])
+    assert found == {part: expected[part] for part in found}
+    with pytest.raises(ValueError, match="unpack"):
+        read_message(parts[:-1])

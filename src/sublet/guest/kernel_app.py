@@ -20,12 +20,11 @@ from ipykernel import ipkernel
 from ipykernel.kernelapp import IPKernelApp
 
 from sublet.guest.interrupts import kernel_class
+from sublet.wire.jupyter import DELIMITER
 
 __all__ = ["IDENTITY", "make_app"]
 
 _DEBUGGER: Final = "debugpy"
-DELIMITER: Final = b"<IDS|MSG>"
-"""Between the names that a message is for and its parts: signature, header, parent, metadata, content."""
 IDENTITY: Final = b"sublet"
 """The kernel sends a question for input to the same name that the request to execute came from."""
 

@@ -8,16 +8,17 @@ message in between to the caller, which shows them. Questions for input come the
 from __future__ import annotations
 
 import contextlib
+import json
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from sublet.errors import Disconnected, SubletError
 from sublet.notebook.interrupts import Interrupts
 from sublet.wire.conversation import Conversation
-from sublet.wire.jupyter import CHANNELS, Messages, pack_message
+from sublet.wire.jupyter import CHANNELS, DELIMITER, Messages, pack_message
 from sublet.wire.link_events import Closed, Data, Happening, Over
 
 Message = dict[str, Any]
@@ -236,7 +237,7 @@ class KernelLine:
         match happening:
             case Data(channel=number, data=data):
                 name = self._names[number]
-                found = [(name, self._read(parts)) for parts in self._streams[name].feed(data)]
+                found = [(name, read_message(parts)) for parts in self._streams[name].feed(data)]
                 self._conversation.link.consumed(number, happening.cost)
                 return found
             case Closed(reason=reason):
@@ -246,10 +247,14 @@ class KernelLine:
             case _:
                 return []
 
-    def _read(self, parts: list[bytes]) -> Message:
-        _, parts = self._session.feed_identities(parts, copy=True)
-        message: Message = self._session.deserialize(parts)
-        return message
+
+def read_message(parts: Sequence[bytes]) -> Message:
+    """A message of the guest's kernel. Jupyter's own reader would parse the dates in it as well, which nothing here
+    looks at, and takes eight times as long for that."""
+    at = parts.index(DELIMITER) + 2
+    header, parent, metadata, content = (json.loads(part.decode("utf8", "replace")) for part in parts[at : at + 4])
+    buffers = [memoryview(part) for part in parts[at + 4 :]]
+    return {"header": header, "parent_header": parent, "metadata": metadata, "content": content, "buffers": buffers}
 
 
 # -------------------------------------------------------------------------------------------------------------- between

@@ -16,6 +16,8 @@ from sublet.wire.zygote import LATER
 
 CHANNELS: Final = ("shell", "control", "stdin", "iopub")
 """By the names that the Jupyter protocol gives them. A line opens each of them once."""
+DELIMITER: Final = b"<IDS|MSG>"
+"""Between the names that a message is for and its parts: signature, header, parent, metadata, content, buffers."""
 MESSAGE_MAX: Final = 256 * MIB
 """Bytes of one message: a large picture is some; a gigabyte belongs in shared memory."""
 PARTS_MAX: Final = 256
