@@ -592,6 +592,20 @@ def fill_container(made: Any, contents: tuple[Any, list[Any]]) -> None:
         set.update(made, items)
 
 
+def fill_collection(made: Any, contents: tuple[Any, Any, list[Any]]) -> None:
+    """Attributes and items of a deque, a counter or a dict with default values; ``extra``: what such a deque or dict
+    has beside."""
+    state, extra, items = contents
+    _set_state(made, state)
+    if isinstance(made, collections.deque):
+        collections.deque.__init__(made, items, extra)
+        return
+    if isinstance(made, collections.defaultdict):
+        vars(collections.defaultdict)["default_factory"].__set__(made, extra)
+    for key, value in items:
+        dict.__setitem__(made, key, value)
+
+
 def _set_state(made: Any, state: Any) -> None:
     """As pickle does it."""
     if state is not None and hasattr(made, "__setstate__"):

@@ -56,6 +56,8 @@ def updater_for(new: Any) -> Way | None:
         return updaters.into_image
     if updaters.is_image_draw(new):
         return updaters.into_image_draw
+    if isinstance(new, BaseExceptionGroup):
+        return updaters.into_exception_group
     core = builtin_base(kind)
     if core is not None:
         return functools.partial(_as_core, _WAYS.get(core))

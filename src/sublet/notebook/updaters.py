@@ -66,6 +66,7 @@ __all__ = [
     "into_deque",
     "into_dict",
     "into_exception",
+    "into_exception_group",
     "into_frame",
     "into_function",
     "into_list",
@@ -380,6 +381,18 @@ def into_exception(plan: UpdatePlan, target: Any, new: Any) -> Any:
         plan.choose(value)
         plan.write(AttributeWrite(target, descriptor, value), is_fresh=target is new)
     return target
+
+
+def into_exception_group(plan: UpdatePlan, target: Any, new: Any) -> Any:
+    """It keeps its exceptions in C, and cannot be given others."""
+    inner, old = [plan.choose(one) for one in new.exceptions], plan.original(new)
+    for same in (old, new):
+        if type(same) is type(new) and same.message == new.message and _same_items(inner, same.exceptions, len(inner)):
+            target = same
+            break
+    else:
+        target = BaseExceptionGroup.__new__(type(new), new.message, inner)
+    return into_attributes(plan, into_exception(plan, target, new), new)
 
 
 def into_mapping_proxy(plan: UpdatePlan, target: Any, new: Any) -> Any:

@@ -278,6 +278,13 @@ CLASSES: list[Kind] = [
         "x.exceptions[1].filename == 'f' and x.message == 'g'",
     ),
     travels(
+        "a group of exceptions that others hold",
+        "y = KeyError(1); y.of = [2]; x = [ExceptionGroup('g', [y, OSError(2, 'no')]), y]",
+        "x[0].exceptions[0] is x[1]",
+        "x[0].exceptions[0].of.append(3); x[1].n = 4; x.append(ExceptionGroup('h', [x[1]]))",
+        "x[0].exceptions[0] is x[1] is x[2].exceptions[0] and x[1].of == [2, 3] and x[1].n == 4",
+    ),
+    travels(
         "an exception of one's own",
         "class E(Exception):\n    def __init__(self, a, b=0):\n        super().__init__(a)\n        self.b = b\n"
         "x = E(1, b=2)",
@@ -372,6 +379,14 @@ CLASSES: list[Kind] = [
         "x[0] is C() and K.all == [x[1]] and K.made == 1",
         "x[0].n += 1; x.append(K())",
         "x[0] is C() and x[0].n == 2 and K.all == x[1:] and K.made == 2",
+    ),
+    travels(
+        "a named tuple with a default that holds others of it",
+        "import collections, typing\nclass N(typing.NamedTuple):\n    n: int\n    kids: list = []\n"
+        "P = collections.namedtuple('P', 'a'); x = [N(1), P(1)]; x[0].kids.append(N(2))",
+        "x[0].kids[0].kids is N(3).kids is x[0].kids and not hasattr(x[1], '__dict__')",
+        "x[0].kids.append(x[1])",
+        "N(4).kids[1] is x[1] and len(x[0].kids) == 2",
     ),
     travels("a nested class", "class O:\n    class I:\n        v = 1\nx = O.I()", "x.v == 1 and type(x) is O.I"),
     travels(

@@ -188,6 +188,17 @@ CONTAINERS: list[Kind] = [
         "x.me is x and x.n is x['b'] and x.n == [2]",
     ),
     travels(
+        "a counter, a dict with defaults and a deque of one's own, which want other arguments",
+        "from collections import Counter, defaultdict, deque\nclass V(Counter):\n"
+        "    def __init__(self, text): super().__init__(text.split()); self.text = text\n"
+        "class G(defaultdict):\n    def __init__(self): super().__init__(list); self.n = 0\n"
+        "class H(deque):\n    def __init__(self, n): super().__init__((), n); self.all = []\n"
+        "x = [V('a b a'), G(), H(2)]; x[2].all.append(x)",
+        "x[0]['a'] == 2 and x[0].text == 'a b a' and x[1].n == 0 and x[2].maxlen == 2 and x[2].all[0] is x",
+        "x[0]['b'] += 4; x[1]['k'].append(x[0]); x[1].n += 1; x[2].extend([1, 2, x[1]]); x[2].w = 3",
+        "x[0]['b'] == 5 and x[1]['k'][0] is x[0] and x[1].n == 1 and x[2][1] is x[1] and x[2].w == 3 == len(x)",
+    ),
+    travels(
         "an ordered dict of one's own, which wants arguments and keeps a limit",
         "from collections import OrderedDict\nclass C(OrderedDict):\n"
         "    def __init__(self, most): self.most = most; super().__init__()\n"

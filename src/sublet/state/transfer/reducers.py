@@ -8,6 +8,7 @@ none is imported. What each rule makes is put together again by ``rebuild``.
 from __future__ import annotations
 
 import array
+import collections
 import copyreg
 import enum
 import functools
@@ -62,6 +63,7 @@ RULED: Final[tuple[type, ...]] = (
     *(type, memoryview, BaseException, types.FunctionType, types.CellType, types.MappingProxyType),
     *(functools._lru_cache_wrapper, functools.cached_property, typing.NewType, typing.TypeVar),
     *(re.Match, itertools.groupby, weakref.ProxyType, weakref.CallableProxyType, struct.Struct),
+    collections.Counter,
 )
 """Of Python's own classes those that rules are for, beside ``BY_CLOUDPICKLE``."""
 RULED_MODULES: Final = (*MAINS, "typing", "unittest.mock")
@@ -244,6 +246,12 @@ class EncodingRules:
             return self._plotted if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind) else None
         return self._find_rule(kind)
 
+    def _rule_of_program(self, kind: type) -> Rule | None:
+        for core in (collections.deque, collections.defaultdict):
+            if issubclass(kind, core) and kind.__reduce__ is core.__reduce__:
+                return self._collection
+        return self._made_before if core_made_by(kind) is not None else None
+
     def _bases(self) -> set[type]:
         """Classes of which, and of whose subclasses, ``_find_rule`` may find a rule. Of no others, but of those of
         ``RULED_MODULES``."""
@@ -280,8 +288,10 @@ class EncodingRules:
             return self._cached_property
         if issubclass(kind, dict) and kind.__module__ in MAINS and kind.__setitem__ is not dict.__setitem__:
             return self._mapping_of_program
-        if kind.__module__ in MAINS and core_made_by(kind) is not None:
-            return self._made_before
+        if issubclass(kind, collections.Counter) and kind.__reduce__ is collections.Counter.__reduce__:
+            return self._collection
+        if kind.__module__ in MAINS and (rule := self._rule_of_program(kind)) is not None:
+            return rule
         if kind is typing.NewType:
             return self._new_type
         if kind is typing.TypeVar:
@@ -358,7 +368,8 @@ class EncodingRules:
         kind, name, bases, given, *rest = arguments
         if value.__qualname__ != name:  # cloudpickle leaves it out, and a data class shows it
             given = {**given, "__qualname__": "".join(value.__qualname__)}
-        if vars(value).get("__slots__"):  # cloudpickle makes one without slots of it
+        is_named = typing.NamedTuple in vars(value).get("__orig_bases__", ())  # makes its slots itself
+        if "__slots__" in vars(value) and not is_named:  # cloudpickle makes one without slots of it
             given = {**given, "__slots__": value.__dict__["__slots__"]}
         return rebuild.make_class, (kind, name, bases, given, *rest), (_whole(value, attributes), slots), *others
 
@@ -386,6 +397,16 @@ class EncodingRules:
         self.keep.append(first)
         self.temporary.update((id(first), id(methods)))
         return {rebuild.METHODS_FIRST: first, **own}
+
+    def _collection(self, value: Any) -> Any:
+        """Of a class of which pickle leaves attributes behind, or which it would make with its contents."""
+        kind: Any = type(value)
+        state = object.__getstate__(value)
+        if isinstance(value, collections.deque):
+            extra, items = value.maxlen, list(collections.deque.__iter__(value))
+        else:
+            extra, items = getattr(value, "default_factory", None), list(dict.items(value))
+        return _core_of(kind).__new__, (kind,), (state, extra, items), None, None, rebuild.fill_collection
 
     def _mapping_of_program(self, value: Any) -> Any:
         """pickle would set the items with the class' own ``__setitem__``, before the attributes; and call the class
@@ -843,8 +864,8 @@ def core_made_by(kind: type) -> type | None:
     above = kind.__mro__[: kind.__mro__.index(core)]
     called = _CALLED_BY_PICKLE.get(core, ("__new__",))
     makers = [one for one in above if not vars(one).keys().isdisjoint(called)]
-    named = makers.pop() if makers and _is_named_tuple(makers[-1]) else core
-    if core not in _CORES or not makers or any(one.__module__ not in MAINS for one in makers):
+    named = makers[-1] if makers and _is_named_tuple(makers[-1]) else core
+    if core not in _CORES or not makers or any(one.__module__ not in MAINS for one in makers if one is not named):
         return None
     own = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
     return core if all(getattr(kind, name, None) is getattr(named, name, None) for name in own) else None
