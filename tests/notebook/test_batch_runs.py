@@ -22,9 +22,11 @@ import sublet
 from sublet.cli import main
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from sublet.errors import InvalidRequest
 from sublet.notebook.batch import detached
 from sublet.notebook.batch.job_states import JobState
 from sublet.notebook.batch.jobs import Job, JobSpec, find_job, make_job
+from sublet.notebook.batch.kernels import python_of
 from sublet.notebook.batch.progress import JobProgress
 from sublet.notebook.batch.runner import Runner
 from sublet.notebook.example import Neighbour
@@ -90,12 +92,15 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"nothing came of: {what}")
 
 
-def job_of(folder: Path, *cells: str, lease: str = "cells", background: bool = False, **asked: Any) -> Job:
+def job_of(
+    folder: Path, *cells: str, lease: str = "cells", kernel: str = "", background: bool = False, **asked: Any
+) -> Job:
     path = write(folder / "work.ipynb", *cells)
     spec = JobSpec(
         notebook=str(path),
         folder=str(folder),
         name="work",
+        kernel=kernel,
         lease=lease,
         asked=asked,
         label=f"nb-{os.urandom(4).hex()}",
@@ -311,7 +316,10 @@ LOSES = (
         "{gpu}import time\nfrom pathlib import Path\nfirst = not Path('mark').exists()\nPath('mark').touch()\n"
         "kept.append(2)\nif first: time.sleep(60)"
     ),
-    "import os\n%load_ext sublet\n%gpu\nkept, os.environ['OF_THE_USER']",
+    (
+        "import os, sys\n%load_ext sublet\n%gpu\n"
+        "kept, os.environ['OF_THE_USER'], os.environ['OF_THE_KERNEL'], sys._xoptions"
+    ),
 )
 
 
@@ -319,18 +327,25 @@ LOSES = (
 def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: str, background: bool
 ) -> None:
-    """In a guest of one lease as in an ordinary kernel whose cells have their own; both have the user's environment.
+    """In a guest of one lease as in an ordinary kernel whose cells have their own; both have the user's environment,
+    and the interpreter and the variables that are installed for the kernel.
     The leases of a job in the background are bound to no process, since it goes on under another one; those of a job in
     the foreground are."""
     monkeypatch.setenv("OF_THE_USER", "seen")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -X own "$@"\n')
+    interpreter.chmod(0o755)
+    install_kernel(tmp_path, str(interpreter), "-m", "ipykernel_launcher", "-f", "{connection_file}")
     cells = [cell.format(gpu="%%gpu\n" if lease == "cells" else "") for cell in LOSES]
-    job = job_of(tmp_path, *cells, lease=lease, background=background, vram_bytes=256 << 20, ttl_ns=60 * NS_PER_S)
+    asked = {"vram_bytes": 256 << 20, "ttl_ns": 60 * NS_PER_S}
+    job = job_of(tmp_path, *cells, lease=lease, kernel="own", background=background, **asked)
     taking = Taking(2, tmp_path / "mark")
     record = Runner(job, taking).run()
     taking.other.wait(PATIENCE_S)
     assert (record.state, record.done, record.again, record.runs) == (JobState.DONE, 3, 1, 1), record
     *_, held, last = texts(job.executed)[2].splitlines()
-    assert last == "([1, 2], 'seen')"
+    assert last == "([1, 2], 'seen', 'seen-there', {'own': True})"
     if lease == "whole":
         assert held.startswith("every cell runs under one lease, on local/gpu0, ")
     else:
@@ -340,6 +355,33 @@ def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_le
     assert (tmp_path / "bound").read_text() == ("None" if background else str(os.getpid()))
     with sublet.connect() as fabric:
         until(lambda: not fabric.leases(), "nothing is held any more")
+
+
+def install_kernel(place: Path, *argv: str) -> None:
+    """One called ``own``, for programs with this folder in JUPYTER_PATH."""
+    (place / "kernels" / "own").mkdir(parents=True, exist_ok=True)
+    spec = {"argv": argv, "display_name": "own", "language": "", "env": {"OF_THE_KERNEL": "${OF_THE_USER}-there"}}
+    (place / "kernels" / "own" / "kernel.json").write_text(json.dumps(spec))
+
+
+def test_a_kernel_that_cannot_be_a_guest_is_refused_before_a_lease_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    with pytest.raises(InvalidRequest, match="no kernel 'own'"):
+        python_of("own")
+    for argv in (
+        ("R", "--slave", "-e", "IRkernel::main()"),
+        ("conda", "run", "python", "-m", "other"),
+        ("python", "-m"),
+    ):
+        install_kernel(tmp_path, *argv)
+        with pytest.raises(InvalidRequest, match="'own' is not started by `python -m ipykernel_launcher`"):
+            python_of("own")
+    monkeypatch.setenv("OF_THE_USER", "seen")
+    for program, python in (("python3", ""), (sys.executable, ""), ("/opt/env/bin/python", "/opt/env/bin/python")):
+        install_kernel(tmp_path, program, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}")
+        assert python_of("own") == (python, {"OF_THE_KERNEL": "seen-there"})
 
 
 class Hearing(JobProgress):

@@ -12,10 +12,13 @@ import inspect
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty
+from string import Template
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sublet.client.home import home_dir, make_private_dir, runtime_dir
@@ -37,11 +40,16 @@ if TYPE_CHECKING:
 Notebook = Any
 STARTS_S: Final = 120
 OUTPUT_S: Final = 60
-_SOCKET_NAME_BYTES: Final = len("/k-5")
 """How long after its reply a cell's last outputs may come. On a very busy machine nbclient's 4 s would lose them."""
+_SOCKET_NAME_BYTES: Final = len("/k-5")
 ASK_LOOK_S: Final = 1.0
 END_PATIENCE_S: Final = 15.0
 """A kernel that is gone because its lease is ending knows why when the lease has ended."""
+OURS: Final = (sys.executable, "python", "python3", f"python3.{sys.version_info.minor}")
+"""What a kernelspec calls the interpreter that runs this, as Jupyter reads it."""
+NATIVE: Final = "python3"
+"""The kernel of a notebook that names none."""
+IPYKERNELS: Final = ("ipykernel_launcher", "ipykernel", "sublet.notebook.kernel_mode")
 INSIDE: Final = "__import__('importlib').import_module('sublet.notebook.batch.inside')"
 
 
@@ -120,9 +128,7 @@ class OrdinaryKernel(_Kernel):
             with open(self._log, "ab") as log:  # noqa: ASYNC230 - what it says outside of cells is for no terminal
                 await self.client.async_start_new_kernel(env=self._env, stdout=log, stderr=log)
         except NoSuchKernel as error:
-            raise InvalidRequest(
-                f"there is no kernel {error.name!r}", do="`jupyter kernelspec list` shows them; name one with --kernel."
-            ) from None
+            raise _no_kernel(error.name) from None
         try:
             await self.client.async_start_new_kernel_client()
         except (RuntimeError, TimeoutError) as error:
@@ -161,6 +167,34 @@ class OrdinaryKernel(_Kernel):
         shutil.rmtree(self._sockets, ignore_errors=True)
 
 
+def _no_kernel(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"there is no kernel {name!r}", do="`jupyter kernelspec list` shows them; name one with --kernel."
+    )
+
+
+def python_of(name: str) -> tuple[str, dict[str, str]]:
+    """The interpreter of the kernel that is installed under this name, empty for the one that runs this; and the
+    variables that it is given. Raises ``InvalidRequest`` for one that is not started as ipykernel is."""
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    try:
+        spec = KernelSpecManager().get_kernel_spec(name)
+    except NoSuchKernel:
+        raise _no_kernel(name) from None
+    program, *words = spec.argv
+    module = next((word for dash, word in pairwise(words) if dash == "-m"), "")
+    if module not in IPYKERNELS:
+        raise InvalidRequest(
+            f"kernel {name!r} is not started by `python -m ipykernel_launcher`, as one lease for all cells needs",
+            do="Give each cell a lease of its own (--lease cells), or name another kernel with --kernel.",
+        )
+    is_ours = program in OURS
+    return ("" if is_ours else program), {
+        n: Template(value).safe_substitute(os.environ) for n, value in spec.env.items()
+    }
+
+
 class WholeKernel(_Kernel):
     """A guest of one lease, in which every cell runs. It is renewed from the first cell to the last.
 
@@ -173,6 +207,7 @@ class WholeKernel(_Kernel):
         notebook: Notebook,
         *,
         folder: str,
+        kernel: str,
         asked: JobLeaseOptions,
         label: str,
         env: Mapping[str, str],
@@ -184,6 +219,7 @@ class WholeKernel(_Kernel):
         self.client = NotebookClient(notebook, timeout=None, iopub_timeout=OUTPUT_S)
         self.lease: Lease | None = None
         self._folder = folder
+        self._name = kernel or notebook.metadata.get("kernelspec", {}).get("name") or NATIVE
         self._asked = asked
         self._labels = {"program": "notebook", "job": label}
         self._env = dict(env)
@@ -196,6 +232,8 @@ class WholeKernel(_Kernel):
         self._busy = contextlib.ExitStack()
 
     async def open(self) -> None:
+        self._python, given = await beside(lambda: python_of(self._name))
+        self._env |= given
         self.lease = await beside(self._acquired)
         self._busy.enter_context(self.lease.activity("a notebook"))
         self._volume = await beside(self._own_volume)
@@ -225,7 +263,7 @@ class WholeKernel(_Kernel):
         volume = self._volume
         folder, place = (self._folder, None) if volume is None else ("", volume.lease)
         env = {**environment(self.lease, None), **self._env}
-        return KernelGuest(self.lease, cwd=folder, env=env, name="notebook", volume=place)
+        return KernelGuest(self.lease, python=self._python, cwd=folder, env=env, name="notebook", volume=place)
 
     def _own_volume(self) -> KernelVolume | None:
         from sublet.compute.shown import sees_our_folders

@@ -334,6 +334,7 @@ class Runner:
         return WholeKernel(
             self._notebook,
             folder=self.spec.folder,
+            kernel=self.spec.kernel,
             asked=self._asked,
             label=self.spec.label,
             env=env,
