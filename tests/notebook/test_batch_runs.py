@@ -160,7 +160,7 @@ def test_a_failing_cell_stops_the_run_with_its_traceback(tmp_path: Path, capfd: 
 
 
 def test_what_is_not_to_be_had_ends_with_75_and_a_command_line_that_is_wrong_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "much.ipynb", "x = 1", "%%gpu --vram 64GiB --no-wait\nx")
     assert main(["nb", "run", str(path)]) == 75
@@ -177,6 +177,9 @@ def test_what_is_not_to_be_had_ends_with_75_and_a_command_line_that_is_wrong_wit
     ):
         assert main(words) == 2, words
         assert says in capsys.readouterr().err
+    monkeypatch.setenv("SUBLET_SESSION", "thesis")
+    assert main(["nb", "run", str(path), "--lease", "whole"]) == 2
+    assert "no part of a session" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------ killed

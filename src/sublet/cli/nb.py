@@ -429,6 +429,11 @@ def made(
     wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
     one_for = lease or found.lease or ("whole" if wants_whole else "cells")
     if one_for == "whole":
+        if os.environ.get("SUBLET_SESSION"):
+            raise InvalidRequest(
+                "a notebook under one lease is no part of a session, and SUBLET_SESSION is set",
+                do="Give each cell a lease of its own (--lease cells), or unset SUBLET_SESSION.",
+            )
         found = for_one_lease(found, [prepared.cells[n].source for n in code_cells(prepared)], configured())
     spec = JobSpec(
         notebook=str(source),
