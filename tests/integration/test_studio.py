@@ -584,6 +584,29 @@ def active_leases(studio: StudioStage, tenant: str) -> list[str]:
         return [lease.id for lease in fabric.leases(tenant=tenant) if lease.status == "active"]
 
 
+@pytest.mark.parametrize("is_away", [False, True], ids=["while it runs", "while it is away"])
+def test_the_end_of_a_lease_is_recorded_as_the_office_tells_it_though_nobody_looks(
+    is_away: bool, studio: StudioStage, ana: Member
+) -> None:
+    """Its time and its reason, by the studio itself: the records are read, which compares nothing with the office."""
+    view = start(ana, "left", ttl=2)
+    lease = f"/v1/leases/{view['lease']}"
+    if is_away:
+        studio.kill()
+    until("it has ended", lambda: studio.office.office.ask("GET", lease).doc["lease"]["status"] == "ended")
+    if is_away:
+        studio.start()
+
+    def is_recorded() -> bool:
+        found = [one["record"] for one in ana.done("GET", "/v1/records") if one["session"] == view["id"]]
+        return any(one["type"] == "lost" for one in found)
+
+    until("its end is on record", is_recorded)
+    end = studio.office.office.ask("GET", lease).doc["lease"]["end"]
+    (recorded,) = ana.done("GET", f"/v1/sessions/{view['id']}")["leases"]
+    assert (recorded["until"], recorded["reason"]) == (end["at"], end["reason"])
+
+
 def test_a_second_studio_on_one_state_folder_is_refused(studio: StudioStage) -> None:
     second = StudioStage(studio.office)
     with pytest.raises(AssertionError, match="a studio runs already"):

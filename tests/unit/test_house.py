@@ -33,6 +33,7 @@ STAY: Final[dict[str, str]] = {
     "office.ledger.queue_liveness": "pure, while its importer drives",
     "simulate.past": "reads an office's journal; the rest of the planner reads none",
     "state.replicated.memory": "a public replica, for tests of programs",
+    "studio.lease_ends": "a loop of its own over the office's news, tested with a stream that a test writes",
     "testing.rehearsal": "public: takes a lease away on purpose",
     "training.script": "a program that guests begin, by its name",
 }

@@ -257,6 +257,7 @@ def _serve(
     if settings.hub_api is None and not people:
         print(typeable("There are no people yet: `sublet person add NAME --tenant TENANT`."), flush=True)
     hub, stopped = None, threading.Event()
+    start_thread("studio_ends", partial(made.follow_ends, stopped, failed), again=True)
     if settings.hub_api is not None:
         asked = Hub(
             settings.hub_api, hub_token, settings.hub_service, answer_s=lambda: float(made.settings.hub_answer_s)

@@ -96,6 +96,11 @@ class HolderNews:
     detail: str = ""
 
 
+def wall_ns_of(moment: str) -> int:
+    """What ``rfc3339`` wrote. Raises ``ValueError``."""
+    return round(datetime.fromisoformat(moment).timestamp() * 1000) * 1_000_000
+
+
 def rfc3339(wall_ns: int) -> str:
     """A moment of the wall clock, for people and records: ``2026-11-21T06:38:06.250Z``."""
     text = datetime.fromtimestamp(wall_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")

@@ -20,6 +20,7 @@ from sublet.client.lease import Lease
 from sublet.client.model import Offer
 from sublet.errors import LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.lease.value import wall_ns_of
 from sublet.studio.records import CellRecord, Offered, ProcessIdentity, Terms
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
 from sublet.studio.sessions import Asking, Seen, Sessions, new_id
@@ -123,6 +124,7 @@ def seen_as(view: LeaseView) -> Seen:
         devices=tuple(part.resource for part in view.parts),
         reason="" if end is None else end.reason,
         detail="" if end is None else end.detail,
+        ended_ns=None if end is None else wall_ns_of(end.at),
         saved_at=None if end is None else end.saved_at,
     )
 

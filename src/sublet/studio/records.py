@@ -88,6 +88,16 @@ class CellRecord(_Value, frozen=True, kw_only=True):
     """It raised, or its lease ended under it."""
 
 
+class LeaseOutcome(_Value, frozen=True, kw_only=True):
+    """How a lease ended, as the office says it."""
+
+    reason: str
+    detail: str = ""
+    ended_ns: int | None = None
+    """When, by the office; wall time."""
+    saved_at: str | None = None
+
+
 # ---- records ----
 
 
@@ -159,7 +169,9 @@ class Moved(_Value, frozen=True, kw_only=True, tag="moved"):
     lease: LeaseRecord
     tenant: str
     was: str = "replaced"
-    """How the lease before it ended, where it was another one and had not ended yet."""
+    """How the lease before it ended, where it was another one, had not ended yet, and the office did not say."""
+    before: LeaseOutcome | None = None
+    """What the office said of that."""
 
 
 class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
@@ -169,6 +181,8 @@ class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
     reason: str
     detail: str = ""
     saved_at: str | None = None
+    ended_ns: int | None = None
+    """When it ended, by the office; wall time. None: that is not known, or the record is of an earlier version."""
 
 
 class Ran(_Value, frozen=True, kw_only=True, tag="ran"):
@@ -316,7 +330,7 @@ def fold(session: Session | None, entry: Entry) -> Session:
             held = _with_lease(base, record.lease, record.tenant, at_ns, "replaced")
             return structs.replace(held, attempt=session.attempt + 1, asks=0)
         case Moved():
-            return _with_lease(base, record.lease, record.tenant, at_ns, record.was)
+            return _with_lease(base, record.lease, record.tenant, at_ns, record.was, record.before)
         case Lost():
             return _without_lease(base, record, at_ns)
         case Ended():
@@ -326,23 +340,39 @@ def fold(session: Session | None, entry: Entry) -> Session:
             return structs.replace(base, lease=lease, end=record.reason, end_detail=record.detail)
 
 
-def _with_lease(session: Session, lease: LeaseRecord, tenant: str, at_ns: int, was: str) -> Session:
+def _with_lease(
+    session: Session, lease: LeaseRecord, tenant: str, at_ns: int, was: str, before: LeaseOutcome | None = None
+) -> Session:
     old, earlier = session.lease, session.earlier
     if old is not None and old.id == lease.id:  # the same one, under a newer epoch
         lease = structs.replace(lease, at_ns=old.at_ns)
     elif old is not None:
         if old.ended_ns is None:
-            old = structs.replace(old, ended_ns=at_ns, reason=was)
+            old = _ended(old, before or LeaseOutcome(reason=was), at_ns)
         earlier = (*earlier, old)[-LEASES_KEPT:]
-    return structs.replace(session, lease=lease, earlier=earlier, tenant=tenant, refused="")
+    saved_at = (before and before.saved_at) or session.saved_at
+    return structs.replace(session, lease=lease, earlier=earlier, tenant=tenant, refused="", saved_at=saved_at)
 
 
 def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
     lease = session.lease
     if lease is None or lease.id != record.lease:
         raise SessionTransitionError(f"session {session.name} has no lease {record.lease}")
-    lease = structs.replace(lease, ended_ns=at_ns, reason=record.reason, detail=record.detail, saved_at=record.saved_at)
-    return structs.replace(session, lease=lease, saved_at=record.saved_at or session.saved_at)
+    outcome = LeaseOutcome(
+        reason=record.reason, detail=record.detail, ended_ns=record.ended_ns, saved_at=record.saved_at
+    )
+    return structs.replace(session, lease=_ended(lease, outcome, at_ns), saved_at=record.saved_at or session.saved_at)
+
+
+def _ended(lease: LeaseRecord, outcome: LeaseOutcome, at_ns: int) -> LeaseRecord:
+    """This lease with how it ended. Where the office did not say when, that is the time of the record."""
+    return structs.replace(
+        lease,
+        ended_ns=at_ns if outcome.ended_ns is None else outcome.ended_ns,
+        reason=outcome.reason,
+        detail=outcome.detail,
+        saved_at=outcome.saved_at,
+    )
 
 
 def fold_all(sessions: dict[str, Session], entries: Iterable[Entry]) -> None:

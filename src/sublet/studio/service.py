@@ -25,6 +25,7 @@ from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletErr
 from sublet.lazy_dataclass import dataclass
 from sublet.studio.config import DEFAULTS, StudioSettings
 from sublet.studio.course_page import Course, group_of
+from sublet.studio.lease_ends import LeaseEnds
 from sublet.studio.look import OfficeLook, SessionsSnapshot
 from sublet.studio.office import FabricOffice, open_sessions, seen_as, sessions_folder
 from sublet.studio.open_pages import Mark, OpenPages
@@ -37,7 +38,7 @@ from sublet.studio.records import Entry, Granted, Moved, Record, Session, Starte
 from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
 from sublet.studio.session_bill import LINES, BillPlace, bill_view
-from sublet.studio.sessions import NOTHING, Sessions, no_session
+from sublet.studio.sessions import NOTHING, Seen, Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
 from sublet.studio.turns import OfficeWatch
@@ -165,6 +166,17 @@ class PersonSessions:
             (self._store.mark(), self._changed_s, states, seen.is_disabled(self._tenant)),
             ([_numbers(one, seen) for one in leases], [seen.bills.get(one.id) for one in listed], _accuracy(seen)),
         )
+
+    def lease_ended(self, seen: Seen) -> bool:
+        """Record that this lease has ended; whether it is of a session of this person."""
+        return self._sessions.lost(seen)
+
+    def compare(self, seen: SessionsSnapshot) -> None:
+        """Record what became of the leases of all sessions. The office itself is asked only where it was seen to have
+        something else than the records."""
+        listed = [one for one in self._sessions.all() if not one.is_over]
+        if not self._sessions.agree(listed, [seen_as(one) for many in self._of(listed, seen) for one in many]):
+            self._sessions.reconcile()
 
     def check_allowed(self) -> None:
         """Raise what the office says where the tenant may do nothing now."""
@@ -594,6 +606,32 @@ class Studio:
             except SubletError as error:
                 failed(person, error)
         return people
+
+    def follow_ends(self, stopped: threading.Event, failed: Callable[[Person, SubletError], object]) -> None:
+        """Record the ends of leases of sessions as the office tells them, until stopped. A person whose records cannot
+        be read or written delays no other person; ``failed`` is called."""
+
+        def each(act: Callable[[Person], bool]) -> None:
+            for person in self.people.all():
+                try:
+                    if act(person):
+                        return
+                except SubletError as error:
+                    failed(person, error)
+
+        def compare() -> None:
+            seen = self._for_pages.since(time.monotonic())
+
+            def compared(person: Person) -> bool:
+                self.of(person).compare(seen)
+                return False  # the next one
+
+            each(compared)
+
+        def ended(lease: Seen) -> None:
+            each(lambda person: person.tenant == lease.tenant and self.of(person).lease_ended(lease))
+
+        LeaseEnds(self._right.news, ended, compare).run(stopped)
 
     def start_office(self) -> None:
         """See that an office runs; where the system starts it, look until it does. Raises ``SubletError``."""

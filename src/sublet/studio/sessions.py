@@ -36,6 +36,7 @@ from sublet.studio.records import (
     Ended,
     Entry,
     Granted,
+    LeaseOutcome,
     LeaseRecord,
     Lost,
     Moved,
@@ -100,6 +101,8 @@ class Seen:
     reason: str = ""
     """Why it ended, if it has."""
     detail: str = ""
+    ended_ns: int | None = None
+    """When, by the office; wall time."""
     saved_at: str | None = None
 
 
@@ -336,7 +339,11 @@ class Sessions(Generic[L]):
         """Its holder goes on under this lease: a larger one in its place, or one that what was parked resumed under.
         Another one that was acquired for the session meanwhile is given back."""
         ident = self.find(text).id
-        self._record_held(ident, held, self._me, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+
+        def made(lease: LeaseRecord, tenant: str) -> Record:
+            return Moved(lease=lease, tenant=tenant, before=self._outcome(self._found[ident], lease.id))
+
+        self._record_held(ident, held, self._me, made)
         now = self._office.seen(held).id
         for one in self._live(self.find(ident)):
             if one.id != now and not one.is_parked:
@@ -381,7 +388,11 @@ class Sessions(Generic[L]):
         session = self._reconciled(self.find(text))
         if session.is_over:
             return session
-        self._check_idle(session, self.lease_of(session), even_if_busy)
+        seen = self.lease_of(session)
+        self._check_idle(session, seen, even_if_busy)
+        if session.state is SessionState.ACTIVE and seen is not None:
+            self._office.release(seen.id)  # first, so that the records have the office's time and reason of its end
+            self._reconciled(session)
         self._append(session.id, lambda: None if self._found[session.id].is_over else Ended(reason=SessionEnd.ENDED))
         for lease in self._live(session):  # from here on nothing is asked for; what is there goes
             self._office.release(lease.id)
@@ -401,6 +412,15 @@ class Sessions(Generic[L]):
                 f"a program of session {session.name} is suspended, and would be lost",
                 do="Run the next cell of its notebook, which resumes it, or add --now to end it.",
             )
+
+    def lost(self, seen: Seen) -> bool:
+        """The office says that this lease has ended; whether it was a session's of this store."""
+        found = next((one for one in self.all() if one.id == seen.session), None)
+        if found is None:
+            return False
+        if found.state is SessionState.ACTIVE and found.lease is not None and found.lease.id == seen.id:
+            self._append_if(found, _lost(seen))
+        return True
 
     def reconcile(self) -> list[Session]:
         """Compare every session with the office: leases that have ended, that no record names, and requests of
@@ -440,8 +460,8 @@ class Sessions(Generic[L]):
         if lease is None or any(one.id == lease.id and one.is_held for one in live):
             return
         if held is not None:
-            now_ns = self._wall_ns()
-            self._append_if(session, Moved(lease=_lease_record(held, None, now_ns), tenant=held.tenant))
+            made = _lease_record(held, None, self._wall_ns())
+            self._append_if(session, Moved(lease=made, tenant=held.tenant, before=self._outcome(session, held.id)))
             return
         seen = self._office.find(lease.id)
         if seen is not None and seen.is_held:  # it came back into view since the list was made
@@ -449,10 +469,17 @@ class Sessions(Generic[L]):
         if seen is None:
             self._append_if(session, Lost(lease=lease.id, reason="unknown", detail="the office has forgotten it"))
         else:
-            self._append_if(
-                session,
-                Lost(lease=lease.id, reason=seen.reason or "ending", detail=seen.detail, saved_at=seen.saved_at),
-            )
+            self._append_if(session, _lost(seen))
+
+    def _outcome(self, session: Session, then: str) -> LeaseOutcome | None:
+        """How the session's lease ended before it goes on under the lease ``then``, where the office knows that."""
+        lease = session.lease
+        if lease is None or lease.id == then or lease.ended_ns is not None:
+            return None
+        seen = self._office.find(lease.id)
+        if seen is None or not seen.reason:
+            return None
+        return LeaseOutcome(reason=seen.reason, detail=seen.detail, ended_ns=seen.ended_ns, saved_at=seen.saved_at)
 
     def _asker_lives(self, session: Session) -> bool:
         return session.by is not None and (session.by == self._me or self._is_alive(session.by))
@@ -656,6 +683,16 @@ def new_id(random: bytes) -> str:
 def _is_of(session: Session, lease: Seen) -> bool:
     """Whether its label says so, and its tenant may say so: an operator is shown the labels of every tenant."""
     return lease.session == session.id and session.tenant in ("", lease.tenant)
+
+
+def _lost(seen: Seen) -> Lost:
+    return Lost(
+        lease=seen.id,
+        reason=seen.reason or "ending",
+        detail=seen.detail,
+        saved_at=seen.saved_at,
+        ended_ns=seen.ended_ns,
+    )
 
 
 def _lease_record(seen: Seen, holder: ProcessIdentity | None, now_ns: int) -> LeaseRecord:

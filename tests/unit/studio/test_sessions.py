@@ -139,6 +139,19 @@ def test_a_session_knows_its_leases_and_how_each_of_them_ended() -> None:
         fold(fold(session, entry(6, Moved(lease=lease(3), tenant="local"))), entry(7, Lost(lease="l-9", reason="idle")))
 
 
+def test_records_of_before_that_do_not_say_when_a_lease_ended_are_read_as_then() -> None:
+    """The time of the record stands for it, as it always did."""
+    older = b'{"type":"lost","lease":"l-2","reason":"idle","detail":"","saved_at":null}'
+    moved = b'{"type":"moved","lease":{"id":"l-2","epoch":[1,2],"at_ns":2},"tenant":"local","was":"replaced"}'
+    session = fold(fold(started(), entry(2, Asked(by=ME))), entry(3, Granted(lease=lease(1), tenant="local")))
+    for seq, raw in enumerate((moved, older), 4):
+        session = fold(session, entry(seq, json.decode(raw, type=Record)))
+    assert [(one.id, one.reason, one.ended_ns) for one in session.leases] == [
+        ("l-1", "replaced", 40),
+        ("l-2", "idle", 50),
+    ]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_drawing_in_the_docs_is_that_of_the_table(name: str) -> None:
     page, machine = (DOCS.parent / name).read_text(), PAGES[name]

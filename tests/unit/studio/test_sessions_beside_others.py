@@ -14,6 +14,7 @@ from sublet.studio.records import (
     Entry,
     Granted,
     LeaseRecord,
+    Lost,
     Moved,
     Offered,
     ProcessIdentity,
@@ -69,8 +70,12 @@ class Office:
         self.leases[lease] = Seen(id=lease, session=IDENT, tenant="local", epoch=(1, 1), is_held=True, **facts)
         return lease
 
+    def ended(self, lease: str, reason: str, at_ns: int) -> Seen:
+        self.leases[lease] = Seen(id=lease, session=IDENT, tenant="local", reason=reason, ended_ns=at_ns)
+        return self.leases[lease]
+
     def live(self) -> list[Seen]:
-        return self.listed()
+        return [one for one in self.listed() if not one.reason]
 
     def find(self, lease: str) -> Seen | None:
         return self.leases.get(lease)
@@ -116,6 +121,10 @@ class World:
 
     def state(self) -> SessionState:
         return self.sessions.find(IDENT).state
+
+    def history(self) -> list[tuple[str, str, int | None]]:
+        """Its leases, with why and when each of them ended."""
+        return [(one.id, one.reason, one.ended_ns) for one in self.sessions.find(IDENT).leases]
 
     def granted(self, lease: str, holder: ProcessIdentity) -> Granted:
         return Granted(lease=LeaseRecord(id=lease, epoch=(1, 1), at_ns=1, devices=(), holder=holder), tenant="local")
@@ -247,6 +256,54 @@ def test_a_program_that_may_change_one_session_changes_no_other(world: World) ->
     assert world.sessions.add(Entry(seq=2, session=IDENT, at_ns=5, record=Asked(by=OTHER)), only=IDENT)
     assert [entry.seq for entry in world.store.entries] == [1, 2, 3]
     assert world.sessions.find(other).state is SessionState.RESTING
+
+
+# ---- how leases have ended
+
+
+def test_a_lease_ends_in_the_records_when_the_office_says_and_not_when_it_was_looked_at(world: World) -> None:
+    """It ended at 3, and is looked at at 5."""
+    world.sessions.acquire(IDENT)
+    world.office.ended("l-1", "expired", 3)
+    world.sessions.reconcile()
+    assert world.history() == [("l-1", "expired", 3)]
+
+
+def test_an_end_that_the_office_tells_is_recorded_once_and_of_the_present_lease_alone(world: World) -> None:
+    world.sessions.acquire(IDENT)
+    assert world.sessions.lost(world.office.ended("l-0", "preempted", 2)), "the session had it once"
+    assert world.state() is SessionState.ACTIVE
+    ended = world.office.ended("l-1", "idle", 3)
+    assert world.sessions.lost(ended)
+    assert world.sessions.lost(ended)
+    assert [type(one.record) for one in world.store.entries].count(Lost) == 1
+    assert world.history() == [("l-1", "idle", 3)]
+    assert not world.sessions.lost(Seen(id="l-9", session="s-00000000000f"))
+
+
+def test_a_session_that_goes_on_under_another_lease_knows_how_the_one_before_ended(world: World) -> None:
+    """Also where nobody noticed that before: its program has moved, or the office has another of the session."""
+    world.sessions.acquire(IDENT)
+    world.office.ended("l-1", "preempted", 3)
+    world.office.held("l-2")
+    world.sessions.moved(IDENT, "l-2")
+    assert world.history() == [("l-1", "preempted", 3), ("l-2", "", None)]
+    world.office.ended("l-2", "idle", 4)
+    world.office.held("l-3")
+    world.sessions.reconcile()
+    assert world.history() == [("l-1", "preempted", 3), ("l-2", "idle", 4), ("l-3", "", None)]
+
+
+def test_a_session_that_is_ended_knows_when_its_lease_did(world: World) -> None:
+    world.sessions.acquire(IDENT)
+
+    def release(lease: str) -> None:
+        world.office.ended(lease, "released", 4)
+
+    world.office.release = release  # type: ignore[method-assign]
+    world.sessions.end(IDENT)
+    assert world.state() is SessionState.ENDED
+    assert world.history() == [("l-1", "released", 4)]
 
 
 # ---- leases that change hands, and offers
