@@ -200,3 +200,75 @@ def test_priority_is_paid_for_leases_with_gpus_alone(
     assert [terms.get("pay_priority") for terms in asked] == [pays]
     pool.close()
     fabric.close()
+
+
+def test_leases_are_asked_for_again_whenever_they_are_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that asks ends when there are as many as are of use; and there may be no room for a new one."""
+    office = Granting()
+    pool = pool_on(office, tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+
+        def no_room(name: str, work: object, **_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(leases, "start_thread", no_room)
+        pool.want(ONE, 1)
+    for number in (1, 2, 3):
+        for thread in pool._threads:
+            thread.join(LONG_S)
+        pool.want(ONE, number)
+        office.until(lambda: len(office.granted) == number)  # noqa: B023
+    pool.close()
+
+
+def test_a_refusal_is_followed_by_a_rest_that_ends_with_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An office that refuses is not asked again at once."""
+    office = Granting(QuotaExceeded("yours"))
+    pool = pool_on(office, tmp_path, monkeypatch)
+    monkeypatch.setattr(leases, "AGAIN_S", 1e6)
+    pool.want(ONE, 1)
+    office.until(lambda: office.refusals)
+    pool.close()
+    assert not any(thread.is_alive() for thread in pool._threads)
+    assert office.waits == [0]
+
+
+def test_what_a_closed_fabric_refuses_is_no_refusal_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Granting()
+    pool = pool_on(office, tmp_path, monkeypatch)
+    came, go_on = threading.Event(), threading.Event()
+
+    def closed(needs: Needs, wait: float | None) -> list[Held]:
+        came.set()
+        assert go_on.wait(LONG_S)
+        raise SubletError("this fabric is closed")
+
+    monkeypatch.setattr(pool, "_acquire", closed)
+    pool.want(ONE, 1)
+    assert came.wait(LONG_S)
+    pool._book.close()
+    go_on.set()
+    pool.close()
+    assert not office.refusals
+
+
+def test_so_many_leases_are_asked_for_in_one_request_and_none_of_them_is_news_when_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric = Fabric(Address(url="unix:///none", socket=tmp_path / "none", home=None), client_clock())
+    pool = LeasePool(fabric, "job", tier="batch", ttl=None, on_lease=lambda *_: None, on_refusal=lambda *_: None)
+    asked: list[int] = []
+    lease = SimpleNamespace(_held=SimpleNamespace(quiet=False))
+
+    def many(count: int) -> Any:
+        asked.append(count)
+        return SimpleNamespace(cpu=lambda *_, **__: [lease])
+
+    monkeypatch.setattr(pool._holding, "many", many)
+    assert not pool._acquire(ONE, 0), "none is of use any more"
+    pool._book.want(ONE, leases.MANY_MAX + 1)
+    assert len(pool._acquire(ONE, 0)) == 1
+    assert asked == [leases.MANY_MAX]
+    assert lease._held.quiet

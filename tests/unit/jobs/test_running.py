@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Future
 from typing import Any
 
 import pytest
@@ -107,7 +107,7 @@ def test_map_acquires_nothing_before_the_first_result_and_nothing_for_nothing(po
     assert pool.is_closed
     empty = FakePool()
     assert list(job_map(square, [], make_pool=empty.make)) == []
-    assert empty.made == 0
+    assert empty._on_lease is None, "there is no pool either"
 
 
 def test_map_reads_items_only_as_results_are_consumed(pool: FakePool) -> None:
@@ -276,6 +276,23 @@ def test_what_ends_a_job_is_what_its_futures_raise(pool: FakePool, monkeypatch: 
     future = executor.submit(square, 2)
     with pytest.raises(CapacityExceeded, match="more than any machine has"):
         future.result(LONG_S)
+    with pytest.raises(BrokenExecutor, match="more than any machine has"):
+        executor.submit(square, 3)
+    executor.shutdown()
+
+
+def test_a_mistake_on_the_jobs_thread_ends_all_futures(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of calls that it had not taken in yet."""
+
+    def mistaken(self: Coordinator, *_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Coordinator, "add", mistaken)
+        executor = Executor(2, make_pool=pool.make)
+        future = executor.submit(square, 2)
+        with pytest.raises(ZeroDivisionError, match="a mistake"):
+            future.result(LONG_S)
     executor.shutdown()
 
 

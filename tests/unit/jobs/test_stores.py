@@ -12,8 +12,9 @@ from sublet.jobs import JobOutputStore, MemoryOutputStore, VolumeOutputStore
 from sublet.jobs.core import SavedChunk
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.running import load_state, save_state
-from sublet.jobs.volume_store import check_result, dump_index, parse_index
+from sublet.jobs.volume_store import check_result, data_name, dump_index, index_name, parse_index, whole_segments
 from sublet.state.checkpoints.store import FolderStore
+from tests.left_open import nothing_left_open
 
 RESULTS = [(ChunkId(bytes([n]) * (16 + n)), bytes([n]) * (100 * n)) for n in range(5)]
 A, B = ChunkId(b"a" * 16), ChunkId(b"b" * 16)
@@ -76,7 +77,7 @@ def test_a_place_with_other_checkpoints_is_refused(tmp_path: Path) -> None:
     from sublet import Durable
 
     Durable([1, 2], tmp_path).checkpoint()
-    with pytest.raises(InvalidRequest, match="holds other checkpoints"):
+    with nothing_left_open(), pytest.raises(InvalidRequest, match="holds other checkpoints"):
         VolumeOutputStore(tmp_path)
 
 
@@ -203,3 +204,11 @@ def test_a_state_that_cannot_be_read_is_refused(data: bytes) -> None:
         load_state(data)
     with pytest.raises(InvalidRequest, match="of version 9"):
         load_state(b'{"version":9}')
+
+
+def test_an_index_whose_results_are_gone_is_damage() -> None:
+    """Nothing may be skipped for its sake."""
+    names = [index_name(1), data_name(1), index_name(2), data_name(2), "state"]
+    assert whole_segments(names) == [1, 2]
+    with pytest.raises(CheckpointDamaged, match="segment 1 of the results has an index and no data"):
+        whole_segments([name for name in names if name != data_name(1)])
