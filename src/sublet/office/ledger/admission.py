@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from copy import copy
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -242,6 +243,22 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0)
         return beyond
     left = format_duration(burst_credit.remaining_seconds(state, lease.tenant, now.ns) * NS_PER_S)
     return f"{beyond}, and {left} of burst credit are left"
+
+
+def limit_sentence(state: State, lease: LeaseRecord, now: Now) -> str | None:
+    """What ``own_limit`` says, for a person who waits: with when the limit resets, where time alone does that."""
+    said = own_limit(state, lease, now)
+    if said is None or said != over_seconds(state, lease, now):
+        return said
+    at_ns = seconds_free_at(state, lease, now)
+    if at_ns is None:
+        return said
+    return f"{said}; the limit resets at {_second(now.wall_ns + max(0, at_ns - now.ns))}"
+
+
+def _second(wall_ns: int) -> str:
+    """Not before it."""
+    return f"{datetime.fromtimestamp(-(-wall_ns // NS_PER_S), UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def over_own_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0) -> str | None:
@@ -508,7 +525,7 @@ def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> in
 
 def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy, place: int) -> str:
     """One sentence for the person in the line; it names no other tenant."""
-    own = own_limit(state, lease, now) or why_not_yet(state, lease)
+    own = limit_sentence(state, lease, now) or why_not_yet(state, lease)
     if own is not None:
         return own
     if lease.promise and lease.victims == (lease.replaces,):

@@ -150,7 +150,7 @@ def _because(other: LeaseRecord, lease: LeaseRecord, state: State, share_of: Cal
 def _blockers(
     lease: LeaseRecord, why: str, rooms: RoomsByNode, state: State, now: Now, policy: Policy
 ) -> Iterator[Reason]:
-    limit = admission.own_limit(state, lease, now)
+    limit = admission.limit_sentence(state, lease, now)
     if limit is not None:
         beyond_time = admission.over_seconds(state, lease, now) is not None
         yield Reason(ReasonKind.LIMIT, limit, admission.seconds_free_at(state, lease, now) if beyond_time else None)

@@ -554,7 +554,8 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
             at_ns = admission.seconds_free_at(step.state, lease, step.now)
         in_ns = None if at_ns is None else max(0, at_ns - step.now.ns)
         do = QuotaExceeded.default_do if in_ns is None else f"Ask again in {_whole_seconds(in_ns)}."
-        return Refusal(code=RefusalCode.QUOTA, reason=own_limit, do=do, estimate_ns=in_ns)
+        said = admission.limit_sentence(step.state, lease, step.now) or own_limit
+        return Refusal(code=RefusalCode.QUOTA, reason=said, do=do, estimate_ns=in_ns)
     waits = why_not_yet(step.state, lease)
     if waits is not None:
         return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait in line for it.")

@@ -6,7 +6,8 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.office.ledger import commands as cmd
-from sublet.office.ledger.answers import Granted, RefusalCode
+from sublet.office.ledger.answers import Granted, Place, RefusalCode
+from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.records import Quota
 from tests.unit.office.ledger.bench import ANN, Bench, gpu, seconds
 
@@ -32,6 +33,25 @@ def test_what_would_need_more_than_is_left_is_told_so(bench: Bench) -> None:
     assert refused.code is RefusalCode.QUOTA
     assert "6 of 10 GPU-seconds are used" in refused.reason
     assert "expected to need 5" in refused.reason
+
+
+def test_a_request_that_waits_for_its_device_time_is_told_when_that_limit_resets(bench: Bench) -> None:
+    """The same sentence in the queue, in a refusal and in the explanation. It was in the refusal's advice alone."""
+    resets = "the limit resets at 1970-01-12 15:03:21 UTC"  # an hour after the first of the six seconds of use
+    placed = bench.ask(gpu(), tenant=ANN, expect_s=5)
+    assert isinstance(placed, Place)
+    assert placed.reason.startswith("6 of 10 GPU-seconds are used in the last 1h, and this is expected to need 5; ")
+    assert placed.reason.endswith(resets)
+    assert bench.refused(gpu(), tenant=ANN, wait_s=0, expect_s=5).reason == placed.reason
+    explained = bench.ledger.explain(placed.lease, bench.now)
+    assert [one.text for one in explained.reasons if one.kind is ReasonKind.LIMIT] == [placed.reason]
+
+
+def test_no_reset_is_told_where_waiting_does_not_help(bench: Bench) -> None:
+    placed = bench.ask(gpu(), tenant=ANN, expect_s=50)
+    assert isinstance(placed, Place)
+    assert "is expected to need 50" in placed.reason
+    assert "resets" not in placed.reason
 
 
 def test_two_devices_need_twice_as_much(bench: Bench) -> None:
