@@ -1162,6 +1162,41 @@ def test_an_open_page_is_told_at_once_of_what_the_person_does(studio: StudioStag
         (studio.home / "studio.toml").unlink()
 
 
+def test_an_open_page_closes_when_its_token_is_revoked_however_seldom_pages_are_updated(studio: StudioStage) -> None:
+    """Its bound, in pauses, is held by a unit test; here an update would come after a minute, a heartbeat after ten
+    seconds."""
+    erin = studio.member("erin", "physics")
+    read_again(studio, '[studio]\nupdate = "1m"\n', "studio.update is 1m now, and was 2s.")
+    try:
+        with open_page(studio, erin.browser()) as news:
+            assert "No sessions" in next_event(news)
+            began_s = time.monotonic()
+            studio.people.revoke("erin")
+            while not next_event(news).startswith("event: over"):
+                pass
+            assert time.monotonic() - began_s < 5.0
+    finally:
+        read_again(studio, "", "studio.update is 2s now, and was 1m.")
+        (studio.home / "studio.toml").unlink()
+        studio.people.remove("erin")
+
+
+def test_a_studio_that_is_stopped_ends_its_open_pages_and_logs_no_error(studio: StudioStage, ana: Member) -> None:
+    """It cut them off after two seconds, and logged each with a trace of fifty lines."""
+    browser, before = ana.browser(), len(studio.log.read_text())
+    with open_page(studio, browser) as one, open_page(studio, browser) as other:
+        for news in (one, other):
+            assert "No sessions" in next_event(news)
+        try:
+            assert studio.kill(signal.SIGTERM) == 0
+            said = set(studio.log.read_text()[before:].splitlines())
+            assert said <= {"GET /live: 200", "POST /sign-in: 303"}
+            for news in (one, other):
+                news.read()  # raises if it is not whole
+        finally:
+            studio.start()
+
+
 def next_event(news: http.client.HTTPResponse) -> str:
     """The next one; comments are passed over."""
     lines: list[str] = []

@@ -75,6 +75,7 @@ LOOPS: Final = {
     "served_tick": f"{HERE}:test_what_is_started_again_is_started_again",
     "studio_pages": f"{HERE}:test_what_is_started_again_is_started_again",
     "studio_ends": f"{HERE}:test_what_is_started_again_is_started_again",
+    "studio_revoked": f"{HERE}:test_what_is_started_again_is_started_again",
     "studio_hub": f"{HERE}:test_what_is_started_again_is_started_again",
     "supervisor_door": "tests.unit.node.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
     "supervisor_link": f"{HERE}:test_the_link_to_the_supervisor_outlives_a_shortage",

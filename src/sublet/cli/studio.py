@@ -48,7 +48,7 @@ COLLECT_AFTER: Final = (5_000, 20, 200)
 """Objects, and collections of the younger ones, after which garbage is collected: young, middle, all. With Python's
 numbers all of it is walked through again and again while hundreds of pages change, and no request goes on meanwhile."""
 GRACE_S: Final = 2
-"""Requests in progress have this long when the studio ends; open pages are cut off."""
+"""Requests in progress have this long when the studio ends."""
 
 
 def studio(
@@ -264,8 +264,9 @@ def _serve(
         )
         hub = HubPeople(made, asked, hub_token)
         start_thread("studio_hub", partial(hub.run, stopped), again=True)
+    app = studio_app(made, hub)
     config = Config(
-        studio_app(made, hub),
+        app,
         http=bounded_protocol(listening),
         ws="none",
         lifespan="off",
@@ -275,7 +276,13 @@ def _serve(
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = Server(config)
+
+    class StreamsEndFirst(Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.end_streams()
+            await super().shutdown(sockets)
+
+    server = StreamsEndFirst(config)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()  # what is loaded lives to the end

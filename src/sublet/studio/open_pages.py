@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final, Protocol
 
 from sublet.background import start_thread
@@ -36,6 +36,8 @@ ALL_WITHIN_S: Final = 0.4
 """The pauses are shorter where there are so many pages that they would take longer together."""
 SIGN_INS_S: Final = 10.0
 """Sign-ins that expire are looked for so often."""
+REVOKED_S: Final = 0.25
+"""Between two looks whether something of people, tokens or browsers was written, whatever the office does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +98,16 @@ class OpenPages:
         self._pages: dict[int, _Page] = {}
         self.is_followed = False
         """Whether the office is looked at."""
+        self._is_watched = False
+        """Whether it is looked at who is signed in."""
         self._stream: tuple[Flight, EventReader] | None = None
         self._news = 0
         self.news_s = 0.0
         """When there were news of the office, on the monotonic clock."""
         self._people_mark: Hashable = None
         self._people_due_s = 0.0
+        self._is_unreadable = False
+        """Whether people could not be looked up."""
 
     @contextlib.contextmanager
     def woken(self, cookie: str, token: Token, shown: Shown, wake: Callable[[bool], object]) -> Iterator[None]:
@@ -111,9 +117,12 @@ class OpenPages:
         with self._lock:
             self._pages[id(page)] = page
             is_first, self.is_followed = not self.is_followed, True
+            begins_watch, self._is_watched = not self._is_watched, True
         try:
             if is_first:
                 start_thread("studio_pages", self.follow, again=True)
+            if begins_watch:
+                start_thread("studio_revoked", self.watch_people, again=True)
             yield
         finally:
             with self._lock:
@@ -134,6 +143,18 @@ class OpenPages:
                 self._sleep(SPACING_S)
         finally:
             self._close_stream()
+
+    def watch_people(self) -> None:
+        """Look at who is signed in until no page is open. Apart from the office, which may be slow to answer: what was
+        taken back closes its pages all the same."""
+        while self._has_browsers():
+            self.wake_revoked()
+            self._sleep(REVOKED_S)
+
+    def _has_browsers(self) -> bool:
+        with self._lock:
+            self._is_watched = bool(self._pages)
+            return self._is_watched
 
     def _has_pages(self) -> bool:
         with self._lock:
@@ -172,19 +193,15 @@ class OpenPages:
         seen: SessionsSnapshot | None = None
         with contextlib.suppress(SubletError):  # the pages find that out for themselves, and show it
             seen = self._look.since(time.monotonic())
-        with self._lock:
-            pages = list(self._pages.values())
-        otherwise = self._seen_otherwise(pages)
         later: list[tuple[_Page, Mark]] = []
-        for page in pages:
+        for page in self._opened():
             mark = None if seen is None else page.shown.mark(seen, self._news)
-            may_see_other = id(page) in otherwise
-            if mark is not None and page.mark is not None and mark.state == page.mark.state and not may_see_other:
+            if mark is not None and page.mark is not None and mark.state == page.mark.state:
                 if mark != page.mark:
                     later.append((page, mark))
-            elif mark != page.mark or may_see_other:
+            elif mark != page.mark:
                 page.mark = mark
-                page.wake(may_see_other)
+                page.wake(False)
         pause_s = min(PAUSE_S, ALL_WITHIN_S * BATCH / max(1, len(later)))
         for number, (page, mark) in enumerate(later):
             if number and not number % BATCH:
@@ -192,20 +209,28 @@ class OpenPages:
             page.mark = mark
             page.wake(False)
 
-    def _seen_otherwise(self, pages: Sequence[_Page]) -> set[int]:
-        """Pages of browsers that may see something else than before, or nothing more."""
-        changed: set[int] = set()
+    def _opened(self) -> list[_Page]:
+        with self._lock:
+            return list(self._pages.values())
+
+    def wake_revoked(self) -> None:
+        """Wake the pages of browsers that may see something else than before, or nothing more."""
+        pages = self._opened()
         try:
             mark, now_s = self._people.mark(), time.monotonic()
             if mark == self._people_mark and now_s < self._people_due_s:
-                return changed
+                return
             tokens = self._people.of_cookies([page.cookie for page in pages])
-        except SubletError:
-            return {id(page) for page in pages}
+        except SubletError:  # the pages find that out for themselves, and show it; then they look again and again
+            if not self._is_unreadable:
+                self._is_unreadable = True
+                for page in pages:
+                    page.wake(True)
+            return
+        self._is_unreadable = False
         self._people_mark, self._people_due_s = mark, now_s + SIGN_INS_S
         for page in pages:
             token = tokens.get(page.cookie)
             if token != page.token:
-                changed.add(id(page))
                 page.token = token or page.token
-        return changed
+                page.wake(True)

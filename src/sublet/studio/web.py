@@ -134,7 +134,8 @@ class TooSlow(InvalidRequest):
 
 
 def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
-    """The application for an ASGI server. ``hub``: the JupyterHub that it is a service of."""
+    """The application for an ASGI server. ``hub``: the JupyterHub that it is a service of. ``state.end_streams`` ends
+    the streams of open pages, as is due before the server ends: it would cut them off, and log each as an error."""
     web = _Web(studio, hub)
     routes = [
         Route("/livez", _alive, methods=["GET"]),
@@ -176,7 +177,7 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
             Route("/v1/hub/servers", web.for_hub(HubPeople.begin_server), methods=["POST"]),
             Route("/v1/hub/servers/end", web.for_hub(HubPeople.end_server), methods=["POST"]),
         ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[
             Middleware(_BelowPrefix, "" if hub is None else hub.hub.prefix),
@@ -184,6 +185,8 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
         ],
         exception_handlers={Exception: _failed, HTTPException: _not_here},
     )
+    app.state.end_streams = web.end_streams
+    return app
 
 
 class _BelowPrefix:
@@ -448,6 +451,8 @@ class _Web:
         self._studio, self._hub = studio, hub
         self._failing: list[str] = []
         self._pause = PagePause()
+        self._streams: set[_Changed] = set()
+        self._is_ending = False
         self.metrics = StudioMetrics(studio)
 
     @functools.cached_property
@@ -715,9 +720,19 @@ class _Web:
         def wake(may_see_other: bool = False) -> None:
             loop.call_soon_threadsafe(changed.note, may_see_other)
 
-        with self._studio.pages.woken(visit.cookie, visit.token, shown, wake), visit.mine.wake_on_change(wake):
-            async for part in self._parts(visit, part_of, changed, of_office):
-                yield part
+        self._streams.add(changed)
+        try:
+            with self._studio.pages.woken(visit.cookie, visit.token, shown, wake), visit.mine.wake_on_change(wake):
+                async for part in self._parts(visit, part_of, changed, of_office):
+                    yield part
+        finally:
+            self._streams.discard(changed)
+
+    def end_streams(self) -> None:
+        """On the event loop. Their browsers open others, of the studio that is there then."""
+        self._is_ending = True
+        for changed in self._streams:
+            changed.note(False)
 
     async def _parts(
         self, visit: _Visit, part_of: PageHandler, changed: _Changed, of_office: bool
@@ -726,7 +741,7 @@ class _Web:
         anew with each heartbeat too; one that says that something is wrong, as soon as a change would be shown."""
         request, last, part, is_due, is_wrong = visit.request, "", "", True, False
         looked_up: Hashable = None
-        while not await request.is_disconnected():
+        while not self._is_ending and not await request.is_disconnected():
             try:
                 written = self._studio.people.mark()
                 if changed.may_see_other or written != looked_up or self._hub is not None or is_wrong:

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from sublet.errors import Disconnected
+from sublet.errors import Disconnected, JournalError
 from sublet.studio import open_pages
 from sublet.studio.look import SPACING_S, OfficeLook, SessionsSnapshot
-from sublet.studio.open_pages import ALL_WITHIN_S, BATCH, PAUSE_S, WHOLE_OFFICE, Mark, OpenPages, Shown
+from sublet.studio.open_pages import ALL_WITHIN_S, BATCH, PAUSE_S, REVOKED_S, WHOLE_OFFICE, Mark, OpenPages, Shown
 from sublet.studio.people import People, Token
 from sublet.wire.http import StatusView
 from tests.traces import until
@@ -164,10 +164,10 @@ def test_of_many_pages_those_are_woken_that_have_changed_and_the_office_is_read_
 
 
 def test_a_browser_whose_token_was_taken_back_is_woken_and_another_is_not(stage: Stage) -> None:
+    """No news of the office come, and it is looked at once a minute only."""
     pages = {name: stage.page(name) for name in ("bob", "ana")}
     stage.settle(*pages.values())
     stage.people.revoke("ana")
-    stage.office.tell()
     assert pages["ana"].is_woken(), "it is the last"
     assert not pages["bob"].woken.acquire(blocking=False)
 
@@ -227,6 +227,7 @@ class Held:
     def look(self) -> list[str | float]:
         self.log.clear()
         self.pages.wake_changed()
+        self.pages.wake_revoked()
         return list(self.log)
 
 
@@ -291,6 +292,46 @@ def test_what_moves_while_others_are_told_is_told_with_the_next_look(held: Held)
     told = held.look()
     assert set(names(2 * BATCH)) - {"p015"} <= set(told)
     assert held.look() == ["p001", "p000"]
+
+
+def test_what_is_taken_back_closes_its_page_within_half_a_second_while_the_office_does_not_answer(held: Held) -> None:
+    """However seldom the office is looked at, and however long it takes to answer: by the pauses between two looks."""
+    held.office.is_away = True
+    page = held.open("ana")
+    held.look()
+    held.log.clear()
+    pauses: list[None] = []
+
+    def meanwhile() -> None:
+        pauses.append(None)
+        if len(pauses) == 2:
+            held.people.revoke("ana")
+        if "ana!" in held.log or len(pauses) == 100:
+            page.close()
+
+    held.meanwhile = meanwhile
+    held.pages.watch_people()
+    told = held.log.index("ana!")
+    assert sum(one for one in held.log[2:told] if isinstance(one, float)) <= 0.5
+    assert held.log[:2] == [REVOKED_S, REVOKED_S], "it is told of once, after it was taken back"
+
+
+def test_people_who_cannot_be_looked_up_are_told_so_once(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pages look again by themselves then."""
+    held.open("ana")
+    held.look()
+    with monkeypatch.context() as patched:
+        patched.setattr(held.people, "of_cookies", raise_damaged)
+        held.people.add("bob", "bob")
+        assert held.look() == ["ana!"]
+        assert held.look() == []
+    assert held.look() == []
+    held.people.revoke("ana")
+    assert held.look() == ["ana!"]
+
+
+def raise_damaged(cookies: object) -> None:
+    raise JournalError("people.db is damaged")
 
 
 def test_a_sign_in_that_has_expired_wakes_its_page_though_nothing_was_written(
