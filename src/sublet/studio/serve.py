@@ -48,7 +48,7 @@ from sublet.studio.serving import (
     Withdraw,
 )
 from sublet.studio.sessions import Sessions
-from sublet.studio.views import session_views
+from sublet.studio.views import estimate_of, session_views
 from sublet.values import NS_PER_S
 from sublet.wire.guests import GuestSpec, StdioKind
 from sublet.wire.http_views import SESSION_LABEL
@@ -243,7 +243,7 @@ class ServedProgram:
 
     def _place(self) -> dict[str, Any]:
         (view,) = session_views(self._fabric, [self._sessions.find(self.session.id)])
-        return {name: view[name] for name in ("state", "position", "estimate", "reason")}
+        return {name: view[name] for name in ("state", "position", "estimate", "estimate_error", "reason")}
 
     # ---- what is decided, done
 
@@ -622,6 +622,8 @@ async def _until_gone(receive: Receive) -> None:
 _AGAIN: Final = "Try again later."
 _SENTENCES: Final[Mapping[Why, tuple[str, str]]] = {
     Why.NO_LEASE: ("no GPU is free for this program yet", _AGAIN),
+    Why.LOADING: ("this program has a GPU and is still being loaded", _AGAIN),
+    Why.LEAVING: ("the lease of this program is about to end, and it begins nothing more under it", _AGAIN),
     Why.REFUSED: ("this program gets no GPU", _AGAIN),
     Why.BUSY: ("this program has as many requests as it takes", _AGAIN),
     Why.BROKEN: ("this program cannot be loaded", "Its owner finds more with `sublet logs`."),
@@ -639,14 +641,13 @@ async def _send_error(
     after_s = RETRY_AFTER_S if not estimate else min(RETRY_AFTER_MAX_S, max(1, math.ceil(estimate)))
     accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
     if b"text/html" in accepts:
-        place = (
-            f"<p>Place {more['position']} in the queue: {html.escape(str(more['reason']))}</p>"
-            if more.get("position")
-            else ""
-        )
+        in_queue = ""
+        if more.get("position"):
+            said = f"Place {more['position']} in the queue{estimate_of(more)}: {more['reason']}"
+            in_queue = f"<p>{html.escape(said)}</p>"
         body = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{status}</title><h1>{status}</h1>'
-            f"<p>{html.escape(message)}.</p>{place}<p>{html.escape(do)}</p></html>\n"
+            f"<p>{html.escape(message)}.</p>{in_queue}<p>{html.escape(do)}</p></html>\n"
         ).encode()
         content_type = b"text/html; charset=utf-8"
     else:

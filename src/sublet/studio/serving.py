@@ -76,10 +76,14 @@ class Why(enum.StrEnum):
 
     NO_LEASE = "no_lease"
     """None was granted in time; it may be asked for again."""
+    LOADING = "loading"
+    """It has a lease, and was not loaded in time."""
+    LEAVING = "leaving"
+    """Its lease was about to end all the time."""
     REFUSED = "refused"
     """The office refuses a lease."""
     BUSY = "busy"
-    """As many requests wait as may."""
+    """As many requests wait as may, or the program answered others all the time."""
     BROKEN = "broken"
     """The program cannot be loaded."""
     LOST = "lost"
@@ -92,6 +96,8 @@ class Why(enum.StrEnum):
 
 STATUS: Final[Mapping[Why, int]] = {
     Why.NO_LEASE: 503,
+    Why.LOADING: 503,
+    Why.LEAVING: 503,
     Why.REFUSED: 503,
     Why.BUSY: 503,
     Why.BROKEN: 500,
@@ -99,6 +105,15 @@ STATUS: Final[Mapping[Why, int]] = {
     Why.LATE: 504,
     Why.WRONG: 500,
 }
+
+
+_WAITED_FOR: Final[Mapping[ProgramState, Why]] = {
+    _S.WAITING: Why.NO_LEASE,
+    _S.LOADING: Why.LOADING,
+    _S.SERVING: Why.BUSY,
+    _S.LEAVING: Why.LEAVING,
+}
+"""What a request has waited for in vain. Where a program is cold, none waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +360,7 @@ class Served:
         for number, one in list(self._requests.items()):
             if not one.is_sent and now_s - one.since_s >= limits.patience_s:
                 del self._requests[number]
-                effects.append(Say(number, Why.NO_LEASE))
+                effects.append(Say(number, _WAITED_FOR[self.state]))
             elif one.is_sent and not one.is_over and now_s - one.moved_s >= limits.answer_s:
                 one.is_over = True
                 effects += [Cancel(number), Break(number, Why.LATE) if one.is_begun else Say(number, Why.LATE)]

@@ -164,10 +164,17 @@ def refusal(text: str) -> str:
 
 def place(view: Json) -> str:
     """The place in the queue with its estimate and reason."""
-    estimate = "" if view["estimate"] is None else f", in {about(view['estimate'])}"
-    if estimate and view["estimate_error"] is not None:
-        estimate += f" (nine tenths of such estimates were right to {about(view['estimate_error'])})"
-    return f"place {view['position']}{estimate}: {view['reason']}"
+    return f"place {view['position']}{estimate_of(view)}: {view['reason']}"
+
+
+def estimate_of(view: Json) -> str:
+    """``, in about 5m``, and how accurate such estimates were; empty where there is none."""
+    if view["estimate"] is None:
+        return ""
+    said = f", in {about(view['estimate'])}"
+    if view["estimate_error"] is not None:
+        said += f" (nine tenths of such estimates were right to {about(view['estimate_error'])})"
+    return said
 
 
 def offer_facts(offer: Json) -> list[tuple[str, str]]:

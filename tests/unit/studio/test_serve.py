@@ -341,6 +341,7 @@ def served(
         monkeypatch.setattr(serve, "open_streams", lambda guest: guest.streams)
         monkeypatch.setattr(serve, "environment", lambda lease, env: {})
         place_in_queue = {"state": "waiting", "position": 3, "estimate": 5000.0, "reason": "two are before you"}
+        place_in_queue["estimate_error"] = 120.0
         monkeypatch.setattr(serve, "session_views", lambda fabric, sessions: [place_in_queue])
         (place / "app.py").write_text("app = 1\n")
         app = ServedProgram(place / "app.py", cast("Any", stage), "chat", TERMS, limits, volume_bytes=1 << 20)
@@ -607,6 +608,26 @@ def test_a_place_in_the_queue_that_nobody_waits_for_is_given_up_and_asked_for_ag
         await third.task
         assert third.error["kind"] == "refused"
         assert "the budget is used up" in third.error["message"]
+
+    served(run, tmp_path, monkeypatch, limits=Limits(patience_s=20))
+
+
+def test_a_browser_sees_place_and_estimate_in_the_words_of_the_sessions_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(app: ServedProgram, stage: Stage) -> None:
+        now_s = 0.0
+        monkeypatch.setattr(app, "_now", lambda: now_s)
+        caller = Caller(app, headers=[(b"accept", b"text/html")])
+        await until(lambda: stage.waits)
+        now_s = 20.0
+        app._do(app._served.tick(now_s))
+        await caller.task
+        text = caller.body.decode()
+        said = "in about 1h 23m (nine tenths of such estimates were right to about 2m): two are before you"
+        assert f"<p>Place 3 in the queue, {said}</p>" in text
+        app._withdraw()
+        await until(lambda: not stage.waits)
 
     served(run, tmp_path, monkeypatch, limits=Limits(patience_s=20))
 

@@ -82,6 +82,18 @@ def test_a_request_that_the_program_refused_has_waited_since_it_came() -> None:
     assert served.tick(20) == [Say(1, Why.NO_LEASE)]
 
 
+def test_a_request_is_told_what_it_has_waited_for_in_vain() -> None:
+    """That no GPU is free was said of a program, too, that had one and was imported for minutes."""
+    assert loading().tick(20) == [Say(1, Why.LOADING)]
+    busy = serving(Limits(concurrent=1, patience_s=20, answer_s=100))
+    assert busy.arrived(2, 3) == []
+    assert busy.tick(23) == [Say(2, Why.BUSY)]
+    ends = serving(Limits(concurrent=2, patience_s=20, answer_s=100))
+    assert ends.leaving(3) == []
+    assert ends.arrived(2, 4) == []
+    assert ends.tick(24) == [Say(2, Why.LEAVING)]
+
+
 # ---- a program that cannot be loaded
 
 
