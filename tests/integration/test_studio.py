@@ -161,7 +161,13 @@ def test_leaving_the_queue_is_not_waiting_any_more(studio: StudioStage, ana: Mem
         assert queue == [] or queue.get("requests") == [], queue
         refused = ana.ask("POST", f"/v1/sessions/{view['id']}/resume", {"wait": 0})
         assert refused.status == 409
-        assert refused.doc["error"]["kind"] == "CapacityExceeded"
+        error = refused.doc["error"]
+        assert error["kind"] == "CapacityExceeded"
+        assert error["estimate"] > 0, "as the command line says it, which has both"
+        assert error["would_fit"] is None, "nothing is free"
+        more = ana.ask("POST", "/v1/sessions", {"name": "large", "vram": 1 << 40, "wait": 0}).doc["error"]
+        assert (more["kind"], more["would_fit"]) == ("CapacityExceeded", 2 * GIB), more
+        ana.ask("POST", "/v1/sessions/large/end")
         assert ana.done("GET", f"/v1/sessions/{view['id']}")["reason"]
 
 
@@ -681,6 +687,12 @@ def test_a_session_of_the_studio_has_leases_of_its_tenant_alone(
     ):
         view = ana.done("GET", f"/v1/sessions/{session}")
         assert (view["state"], program.lease(view["lease"]).tenant) == ("active", "physics")
+        with sublet.connect(home=studio.home) as owner:
+            foreign = open_sessions(FabricOffice(owner))
+            for stop in (foreign.rest, foreign.end):  # the office would do nothing, and the session stayed active
+                with pytest.raises(InvalidRequest, match="is of tenant physics, and this program asks the office as"):
+                    stop(session, even_if_busy=True)
+        assert ana.state(session) == "active"
 
 
 def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(studio: StudioStage, ana: Member) -> None:

@@ -19,9 +19,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from sublet.studio.api import API
+from sublet.studio.api import API, StudioErrorBody
 from sublet.values import MIB
-from sublet.wire.http import ErrorBody
 from tests.integration.studio_inside import StudioInside, studio_inside
 from tests.integration.studio_stage import Member
 
@@ -130,7 +129,7 @@ def test_each_request_that_the_document_allows_or_forbids_is_answered_as_it_says
                 where = f"{method} {path}, round {number} (SUBLET_FUZZ_SEED={SEED}): {one}"
                 assert one.status == 200 or one.status in REFUSED, where
                 met[one.status] += 1
-                shape = ANSWERS[method, path] if one.status == 200 else ErrorBody
+                shape = ANSWERS[method, path] if one.status == 200 else StudioErrorBody
                 try:
                     msgspec.json.decode(one.body, type=shape)
                 except msgspec.ValidationError as error:

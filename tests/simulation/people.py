@@ -480,6 +480,9 @@ class _Office:
         with contextlib.suppress(LeaseEnded, NotFound):
             self._program.command(cmd.Release(tenant=self._program.tenant, lease=LeaseId(lease)))
 
+    def is_ours(self, lease: str) -> bool:
+        return any(view.id == lease for view in self._program.leases())
+
     def set_down(self, held: Held) -> None:
         program = self._program
         holder = program.holder

@@ -448,6 +448,9 @@ class _Office:
                 self._world.over(one, "released")
         self._world.point(self._pid)
 
+    def is_ours(self, lease: str) -> bool:
+        return True
+
     def set_down(self, held: Lease) -> None:
         self.leave(held)
 

@@ -17,7 +17,7 @@ from sublet.studio.session_bill import LINES, LINES_MAX
 from sublet.studio.views import Json
 from sublet.values import MIB, Exclusivity, Tier, valid_text
 from sublet.wire.decoders import decode_as
-from sublet.wire.http import BillLine, ErrorBody
+from sublet.wire.http import BillLine, ErrorView
 
 MODEL_MAX: Final = 100
 _T = TypeVar("_T")
@@ -218,6 +218,21 @@ class ExplainView(msgspec.Struct, kw_only=True):
     lease: dict[str, Any] | None
 
 
+class StudioErrorView(ErrorView, kw_only=True):
+    """An error, with the numbers that the command line prints of it."""
+
+    would_fit: int | None = None
+    """Bytes of GPU memory that would fit now."""
+    estimate: float | None = None
+    """Seconds until what was asked for may be granted."""
+
+
+class StudioErrorBody(msgspec.Struct, kw_only=True):
+    """What the API answers in place of what was asked for."""
+
+    error: StudioErrorView
+
+
 class Ask:
     """What a program asks of the API."""
 
@@ -407,7 +422,7 @@ API: Final = (
 
 def openapi_document(version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the table, as JSON-like data; ``version`` is that of the studio."""
-    messages: list[Any] = [ErrorBody, *(one.answer for one in API), *(one.request for one in API if one.request)]
+    messages: list[Any] = [StudioErrorBody, *(one.answer for one in API), *(one.request for one in API if one.request)]
     schemas, components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")
     by_message = {repr(message): schema for message, schema in zip(messages, schemas, strict=True)}
 
@@ -417,7 +432,7 @@ def openapi_document(version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for one in API:
         words = [one.method.lower(), *re.findall("[a-z]+", one.path.removeprefix("/v1/"))]
-        error = {"description": "An error: what happened, and what to do now.", "content": content(ErrorBody)}
+        error = {"description": "An error: what happened, and what to do now.", "content": content(StudioErrorBody)}
         operation: dict[str, Any] = {
             "operationId": "_".join(words),
             "summary": one.summary,

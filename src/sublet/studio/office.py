@@ -85,6 +85,9 @@ class FabricOffice:
             body = ReleaseRequest(request_id=f"release-{lease}")
             self.fabric.request("POST", f"/v1/leases/{lease}/release", body, shape=LeaseView)
 
+    def is_ours(self, lease: str) -> bool:
+        return any(view.id == lease for view in self.fabric.leases(own=True))
+
     def leave(self, held: Lease) -> None:
         held.leave()
 

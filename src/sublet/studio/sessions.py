@@ -140,6 +140,9 @@ class SessionOffice(Protocol[L]):
     def release(self, lease: str) -> None:
         """Give it back, or leave the queue; harmless where it has ended."""
 
+    def is_ours(self, lease: str) -> bool:
+        """Whether it is of the tenant as which this program asks the office; an operator sees those of others too."""
+
     def set_down(self, held: L) -> None:
         """Leave it to the program that takes it over; nothing runs under it until then."""
 
@@ -375,6 +378,7 @@ class Sessions(Generic[L]):
         seen = self.lease_of(session)
         if seen is not None:
             self._check_idle(session, seen, even_if_busy)
+            self._check_ours(session, seen)
             self._office.release(seen.id)
         self._append(session.id, lambda: self._declined(session.id))
         session = self._reconciled(session)
@@ -390,6 +394,8 @@ class Sessions(Generic[L]):
             return session
         seen = self.lease_of(session)
         self._check_idle(session, seen, even_if_busy)
+        if seen is not None:
+            self._check_ours(session, seen)
         if session.state is SessionState.ACTIVE and seen is not None:
             self._office.release(seen.id)  # first, so that the records have the office's time and reason of its end
             self._reconciled(session)
@@ -421,6 +427,18 @@ class Sessions(Generic[L]):
         if found.state is SessionState.ACTIVE and found.lease is not None and found.lease.id == seen.id:
             self._append_if(found, _lost(seen))
         return True
+
+    def _check_ours(self, session: Session, seen: Seen) -> None:
+        """Refuse what the office would: a program that shows a person's token may ask the office as another tenant."""
+        if self._office.is_ours(seen.id):
+            return
+        now = self._office.find(seen.id)
+        if now is not None and (now.is_held or now.is_queued):  # else it has ended in this moment
+            raise InvalidRequest(
+                f"the lease of session {session.name} is of tenant {seen.tenant}, and this program asks the office as "
+                "another",
+                do=f"Set SUBLET_TOKEN to a token of tenant {seen.tenant}, or do it on the page of the studio.",
+            )
 
     def reconcile(self) -> list[Session]:
         """Compare every session with the office: leases that have ended, that no record names, and requests of

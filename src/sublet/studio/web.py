@@ -51,7 +51,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.logs import fields
 from sublet.metrics import CONTENT_TYPE
 from sublet.studio import course_page, overview_page, page
-from sublet.studio.api import API, Ask, Handler, StartBody, openapi_document
+from sublet.studio.api import API, Ask, Handler, StartBody, StudioErrorBody, StudioErrorView, openapi_document
 from sublet.studio.course_page import Course
 from sublet.studio.hub_api import CALLBACK, Handshake
 from sublet.studio.hub_people import HubPeople, ServerBody
@@ -66,7 +66,6 @@ from sublet.studio.turns import PagePause, Turns
 from sublet.studio.views import Json
 from sublet.values import NS_PER_S, parse_duration_ns, parse_size
 from sublet.wire.decoders import convert_to
-from sublet.wire.http import ErrorBody, ErrorView
 
 BODY_MAX_BYTES: Final = 16 * 1024
 BODY_S: Final = 10.0
@@ -907,11 +906,15 @@ def _status(error: SubletError) -> int:
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
 
 
-def _error_body(error: SubletError) -> ErrorBody:
+def _error_body(error: SubletError) -> StudioErrorBody:
     """Under the name of the class that programs know: those of the studio's own are none elsewhere."""
     kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == SubletError.__module__)
-    view = ErrorView(kind=kind, message=error.message, do=error.do, transient=error.transient, reason=error.reason)
-    return ErrorBody(error=view)
+    view = StudioErrorView(
+        kind=kind, message=error.message, do=error.do, transient=error.transient, reason=error.reason
+    )
+    if isinstance(error, CapacityExceeded):
+        view.would_fit, view.estimate = getattr(error.offer, "offered", None), error.estimate
+    return StudioErrorBody(error=view)
 
 
 def _json(what: object, status: int) -> Response:

@@ -93,6 +93,9 @@ class Office:
     def release(self, lease: str) -> None:
         self.released.append(lease)
 
+    def is_ours(self, lease: str) -> bool:
+        return True
+
     def leave(self, held: str) -> None:
         self.left.append(held)
 
