@@ -40,6 +40,7 @@ _COLUMNS = (
     "waited_seconds",
     "ended",
     "priority_cost",
+    "vram_leased_byte_seconds",
 )
 
 

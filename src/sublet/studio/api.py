@@ -124,7 +124,8 @@ class CellOfSession(msgspec.Struct, kw_only=True):
     at: str
     held_seconds: float
     busy_seconds: float
-    vram_byte_seconds: float
+    vram_leased_byte_seconds: float
+    """Of GPU memory that was leased."""
     launches: int | None
     """Null where they were not counted."""
     bytes_saved: int
@@ -177,12 +178,12 @@ class LineOfBill(msgspec.Struct, kw_only=True):
     busy_seconds: float
     gpu_seconds: float
     """Of whole devices."""
-    vram_byte_seconds: float | None
-    """Of GPU memory that was leased; null outside of cells."""
+    vram_leased_byte_seconds: int
+    """Of GPU memory that was leased."""
     launches: int | None
     """Null where they were not counted."""
     launch_errors: int | None
-    """Known of a lease, in its line outside of cells."""
+    """Known of a lease, in its line outside of cells; null in others, and where none were counted."""
     bytes_saved: int
     waited_seconds: float
     """In the queue."""

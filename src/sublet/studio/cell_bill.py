@@ -2,9 +2,10 @@
 
 What a cell used is what its notebook measured; what a lease cost only the office knows. So the time that the office
 billed for a lease is given to its cells in the order in which they ended, each as long as it had the lease, and never
-more than there is; device time and money are divided by that. What no cell had (a lease that was kept after the last
-one, a program that is no notebook) has a line of its own for each lease, and leases that no record names have one
-together. So the lines come to the office's bill of the session, to the unit.
+more than there is; device time, device memory and money are divided by that. Time that the office counted busy beyond
+what the notebook measured is that of the cells too: a lease is busy while a cell runs. What no cell had (a lease that
+was kept after the last one, a program that is no notebook) has a line of its own for each lease, and leases that no
+record names have one together. So the lines come to the office's bill of the session, to the unit.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class CellLine:
     busy_ns: int = 0
     gpu_ns: int = 0
     """Of whole devices."""
-    vram_byte_seconds: float | None = None
-    """Of GPU memory that was leased; known of cells."""
+    vram_leased: int = 0
+    """GPU memory that was leased, in bytes times seconds."""
     launches: int | None = None
     """None: not counted."""
     launch_errors: int | None = None
-    """Known of a lease, not of its cells."""
+    """Known of a lease, not of its cells; None: not known, or not counted."""
     bytes_saved: int = 0
     waited_ns: int = 0
     micros: int = 0
@@ -65,7 +66,7 @@ class CellLine:
             "held_seconds": self.held_ns / NS_PER_S,
             "busy_seconds": self.busy_ns / NS_PER_S,
             "gpu_seconds": self.gpu_ns / NS_PER_S,
-            "vram_byte_seconds": self.vram_byte_seconds,
+            "vram_leased_byte_seconds": self.vram_leased,
             "launches": self.launches,
             "launch_errors": self.launch_errors,
             "bytes_saved": self.bytes_saved,
@@ -85,6 +86,7 @@ class _Left:
     busy_ns: int = 0
     gpu_ns: int = 0
     micros: int = 0
+    vram_leased: int = 0
     waited_ns: int = 0
     bytes_saved: int = 0
     launches: int | None = field(default=0)
@@ -96,6 +98,7 @@ class _Left:
             busy_ns=round(line.busy_seconds * NS_PER_S),
             gpu_ns=round(line.gpu_seconds * NS_PER_S),
             micros=round(line.cost * _MICRO),
+            vram_leased=round(line.vram_leased_byte_seconds),
             waited_ns=round(line.waited_seconds * NS_PER_S),
             bytes_saved=line.bytes_saved,
             launches=line.launches,
@@ -109,6 +112,7 @@ class _Left:
             left.busy_ns -= line.busy_ns
             left.gpu_ns -= line.gpu_ns
             left.micros -= line.micros
+            left.vram_leased -= line.vram_leased
             left.waited_ns -= line.waited_ns
             left.bytes_saved -= line.bytes_saved
             if left.launches is not None:
@@ -145,8 +149,9 @@ def cell_bill(
     rest = _Left.of(total).without(lines)
     if rest.held_ns > 0 or rest.gpu_ns > 0 or not lines:
         lines.append(_rest(session, "", rest, total.currency))
-    else:  # the office rounds the cost of each lease, and that of the session
+    else:  # the cost and memory of each lease are rounded, and those of the session
         lines[-1].micros += rest.micros
+        lines[-1].vram_leased += rest.vram_leased
     return lines
 
 
@@ -167,9 +172,9 @@ def _lines_of(session: Session, line: BillLine, cells: Sequence[CellRecord]) -> 
                 cell=cell.cell,
                 at=rfc3339(cell.at_ns),
                 held_ns=held_ns,
-                busy_ns=_within(cell.busy_s, left.busy_ns),
+                busy_ns=min(_within(cell.busy_s, left.busy_ns), held_ns),
                 gpu_ns=_part(whole.gpu_ns, begun_ns, until_ns, whole.held_ns),
-                vram_byte_seconds=cell.vram_byte_s,
+                vram_leased=_part(whole.vram_leased, begun_ns, until_ns, whole.held_ns),
                 launches=cell.launches if left.launches is None else min(cell.launches or 0, left.launches),
                 bytes_saved=min(cell.bytes_saved, left.bytes_saved),
                 waited_ns=_within(cell.waited_s, left.waited_ns),
@@ -180,9 +185,19 @@ def _lines_of(session: Session, line: BillLine, cells: Sequence[CellRecord]) -> 
         )
         begun_ns = until_ns
     rest = _rest(session, line.key, whole.without(lines), line.currency)
-    rest.launch_errors = line.launch_errors
+    _move_busy(rest, lines)
+    rest.launch_errors = None if line.launches is None else line.launch_errors
     rest.end = "" if line.live else line.end or ""
     return [*lines, rest]
+
+
+def _move_busy(rest: CellLine, cells: Sequence[CellLine]) -> None:
+    """No line was busy for longer than it was held: what is too much outside of cells is the cells', the last ones
+    first. There is room, since the office counts no lease busy for longer than it was held."""
+    for cell in reversed(cells):
+        moved_ns = min(max(0, rest.busy_ns - rest.held_ns), cell.held_ns - cell.busy_ns)
+        cell.busy_ns += moved_ns
+        rest.busy_ns -= moved_ns
 
 
 def _rest(session: Session, lease: str, left: _Left, currency: str) -> CellLine:

@@ -19,7 +19,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.cell_bill import CellLine, cell_bill
 from sublet.studio.records import Entry, Session
-from sublet.studio.views import Json
+from sublet.studio.views import Json, count_of, memory_time
 from sublet.values import NS_PER_S, format_duration, format_size
 from sublet.wire.http_views import BillLine
 
@@ -86,7 +86,10 @@ def bill_view(fabric: Fabric, session: Session, entries: Sequence[Entry], place:
 def bill_heads(currency: str) -> tuple[str, ...]:
     """Of a table of lines."""
     cost = f"Cost, {currency}" if currency else "Cost"
-    return ("Cell", "Held", "Busy", "GPU time", cost, "Saved", "Waited", "Lease", "End")
+    return (
+        *("Cell", "Held", "Busy", "GPU time", "GPU memory", "Launches", "Errors"),
+        *(cost, "Saved", "Waited", "Lease", "End"),
+    )
 
 
 def bill_row(line: Json) -> tuple[str, ...]:
@@ -105,10 +108,20 @@ def _amounts(line: Json) -> tuple[str, ...]:
         _seconds(line["held_seconds"]),
         _seconds(line["busy_seconds"]),
         _seconds(line["gpu_seconds"]),
+        memory_time(line["vram_leased_byte_seconds"]),
+        count_of(line["launches"]),
+        _errors(line),
         f"{line['cost']:.6f}",
         format_size(line["bytes_saved"]) if line["bytes_saved"] > 0 else "-",
         _seconds(line["waited_seconds"]),
     )
+
+
+def _errors(line: Json) -> str:
+    """Of launches. They are counted for a lease, so a cell's are in the line of its lease outside of cells."""
+    if line["launches"] is None:
+        return count_of(None)
+    return "-" if line["launch_errors"] is None else count_of(line["launch_errors"])
 
 
 def _seconds(value: float) -> str:

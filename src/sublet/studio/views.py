@@ -112,7 +112,7 @@ def _cell_view(cell: CellRecord) -> Json:
         "at": _moment(cell.at_ns),
         "held_seconds": cell.held_s,
         "busy_seconds": cell.busy_s,
-        "vram_byte_seconds": cell.vram_byte_s,
+        "vram_leased_byte_seconds": cell.vram_byte_s,
         "launches": cell.launches,
         "bytes_saved": cell.bytes_saved,
         "waited_seconds": cell.waited_s,
@@ -130,11 +130,21 @@ def cell_row(cell: Json) -> tuple[str, ...]:
         f"{cell['at'][:10]} {cell['at'][11:19]} UTC",
         _duration(cell["held_seconds"]),
         format_duration(round(cell["busy_seconds"] * NS_PER_S)),
-        f"{cell['vram_byte_seconds'] / GIB:.1f} GiB·s",
-        "-" if cell["launches"] is None else str(cell["launches"]),
+        memory_time(cell["vram_leased_byte_seconds"]),
+        count_of(cell["launches"]),
         format_size(cell["bytes_saved"]) if cell["bytes_saved"] else "-",
         _duration(cell["waited_seconds"]),
     )
+
+
+def memory_time(byte_seconds: float) -> str:
+    """GPU memory that was leased, times how long."""
+    return f"{byte_seconds / GIB:.1f} GiB·s" if byte_seconds else "-"
+
+
+def count_of(number: int | None) -> str:
+    """Of launches or their errors; None is not 0."""
+    return "not counted" if number is None else str(number)
 
 
 def about(seconds: float) -> str:
@@ -195,7 +205,11 @@ def the_bill(line: Json) -> str:
         f"{_duration(line['busy_seconds'])} busy",
         f"{_duration(line['waited_seconds'])} in the queue",
     ]
-    if line["launches"]:
+    if line["vram_leased_byte_seconds"]:
+        said.insert(2, f"{memory_time(line['vram_leased_byte_seconds'])} of GPU memory")
+    if line["launches"] is None:
+        said.append("launches not counted")
+    elif line["launches"]:
         failed = f" ({line['launch_errors']} failed)" if line["launch_errors"] else ""
         said.append(f"{line['launches']} launches{failed}")
     if line["saves"]:

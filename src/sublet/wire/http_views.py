@@ -242,6 +242,7 @@ class BillLine(Message, kw_only=True):
     leases: int
     held_seconds: float
     busy_seconds: float
+    """Of leases with GPUs or cores; what has only disk or memory does no work."""
     gpu_seconds: float
     core_seconds: float
     memory_byte_seconds: float
@@ -250,7 +251,7 @@ class BillLine(Message, kw_only=True):
     currency: str = ""
     """In which the office reckons; the same in every line. An older office does not say."""
     vram_byte_seconds: int = 0
-    """Allocated through Sublet; what was leased is in ``gpu_seconds``."""
+    """Allocated through Sublet; what was leased is in ``vram_leased_byte_seconds``."""
     launches: int | None = 0
     """By sessions; null where none was counted, and a framework or a command may have launched some."""
     launch_errors: int = 0
@@ -276,6 +277,8 @@ class BillLine(Message, kw_only=True):
     """Leases that ended in this window, by reason."""
     priority_cost: float = 0.0
     """The part of the cost that was paid for priority."""
+    vram_leased_byte_seconds: float = 0.0
+    """GPU memory that was leased, in bytes, times how long."""
 
 
 class ConnectedView(Message, kw_only=True):

@@ -256,7 +256,7 @@ def use_no_office(run: Commands, place: Path, patch: pytest.MonkeyPatch) -> None
     job: Any = SimpleNamespace(id="1", folder="/f", runner=3, spec=lambda: spec, record=lambda: record)
     run.printed["nb submit"] = [nb_show.as_document(job)]
     outside = CellLine(session="s", name="n", lease="l", launch_errors=0, end="idle")
-    cell = CellLine(session="s", name="n", lease="l", cell=1, at="2026", vram_byte_seconds=1.0, launches=1)
+    cell = CellLine(session="s", name="n", lease="l", cell=1, at="2026", vram_leased=1, launches=1)
     run.printed["session bill"] = [[cell.document(), outside.document()]]
     guest = GuestView(
         id=GuestId("g"),

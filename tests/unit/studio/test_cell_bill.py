@@ -27,7 +27,7 @@ from sublet.values import GIB
 from sublet.wire.http_views import BillLine
 
 IDENT = "s-000000000001"
-SUMS = ("held_ns", "busy_ns", "gpu_ns", "micros", "waited_ns", "bytes_saved")
+SUMS = ("held_ns", "busy_ns", "gpu_ns", "vram_leased", "micros", "waited_ns", "bytes_saved")
 
 
 def entries(*records: Record) -> list[Entry]:
@@ -118,22 +118,34 @@ def test_each_lease_that_a_record_names_is_there_once() -> None:
     held=st.lists(st.floats(0, 1e6), max_size=6),
     billed=st.floats(0, 1e6),
     gpus=st.integers(1, 8),
+    busy=st.floats(0, 1),
     cost=st.integers(0, 10**12),
     more=st.integers(0, 10**12),
 )
 def test_the_lines_come_to_the_bill_whatever_was_measured(
-    held: list[float], billed: float, gpus: int, cost: int, more: int
+    held: list[float], billed: float, gpus: int, busy: float, cost: int, more: int
 ) -> None:
-    """A notebook's clock is not the office's: no cell is given more than there is, and nothing is lost."""
-    cells = [ran(number, "l-1", one, one * 2, waited_s=one, bytes_saved=int(one)) for number, one in enumerate(held)]
+    """A notebook's clock is not the office's: no cell is given more than there is, none was busy for longer than it was
+    held, and nothing is lost."""
+    cells = [
+        ran(number, "l-1", one, one * (number % 3), waited_s=one, bytes_saved=int(one))
+        for number, one in enumerate(held)
+    ]
     records = entries(asked(), granted("l-1"), *cells)
-    amounts: dict[str, Any] = {"busy_seconds": billed / 2, "waited_seconds": billed / 3, "bytes_saved": int(billed)}
+    busy_s = billed * busy
+    amounts: dict[str, Any] = {
+        "busy_seconds": busy_s,
+        "vram_leased_byte_seconds": billed * GIB,
+        "waited_seconds": billed / 3,
+        "bytes_saved": int(billed),
+    }
     one = line("l-1", billed, gpus=gpus, **amounts, cost=cost / 10**6)
     total = line(IDENT, billed, gpus=gpus, **amounts, cost=(cost + more) / 10**6)
     found = cell_bill(session_of(records), records, [one], total)
     whole = {
         "held_ns": round(billed * 10**9),
-        "busy_ns": round(billed / 2 * 10**9),
+        "busy_ns": round(busy_s * 10**9),
+        "vram_leased": round(billed * GIB),
         "gpu_ns": round(billed * gpus * 10**9),
         "micros": cost + more,
         "waited_ns": round(billed / 3 * 10**9),
@@ -141,4 +153,5 @@ def test_the_lines_come_to_the_bill_whatever_was_measured(
     }
     assert {name: sum(getattr(line, name) for line in found) for name in SUMS} == whole
     assert all(getattr(line, name) >= 0 for line in found for name in SUMS)
+    assert all(line.busy_ns <= line.held_ns for line in found)
     assert all(isinstance(line, CellLine) for line in found)

@@ -54,7 +54,7 @@ CELL: Final[dict[str, Any]] = {
     "at": "2026-11-23T10:00:29Z",
     "held_seconds": 61.0,
     "busy_seconds": 1.5,
-    "vram_byte_seconds": 2.0 * GIB,
+    "vram_leased_byte_seconds": 2.0 * GIB,
     "launches": None,
     "bytes_saved": 0,
     "waited_seconds": 0.0,
@@ -238,11 +238,17 @@ def test_the_page_says_how_a_program_connects(how: dict[str, Any], says: str, ex
 
 
 def bill(**more: Any) -> dict[str, Any]:
-    amounts = {"held_seconds": 60.0, "busy_seconds": 4.0, "gpu_seconds": 60.0, "waited_seconds": 0.0, "cost": 0.5}
-    cell = {**amounts, "cell": 3, "lease": "l-1", "bytes_saved": 0, "end": None, "failed": False}
+    amounts: dict[str, Any] = {
+        "held_seconds": 60.0,
+        "busy_seconds": 4.0,
+        "gpu_seconds": 60.0,
+        "waited_seconds": 0.0,
+        "cost": 0.5,
+    }
+    amounts |= {"vram_leased_byte_seconds": 120.0 * GIB, "launches": None}
+    cell = {**amounts, "cell": 3, "lease": "l-1", "bytes_saved": 0, "launch_errors": None, "end": None, "failed": False}
     said: dict[str, Any] = {
         "leases": 1,
-        "launches": 0,
         "launch_errors": 0,
         "saves": 0,
         "bytes_saved": 0,
@@ -265,7 +271,7 @@ def bill(**more: Any) -> dict[str, Any]:
 def test_a_bill_has_a_row_for_each_line_and_their_sum() -> None:
     shown = bill_page(PERSON, "f", bill())
     texts = Elements(shown).texts
-    assert texts[texts.index("[3]") :][:4] == ["[3]", "1m", "4s", "1m"]
+    assert texts[texts.index("[3]") :][:7] == ["[3]", "1m", "4s", "1m", "120.0 GiB·s", *["not counted"] * 2]
     assert {"outside of cells", "idle", "in all", "Cost, EUR", "As of 2026-11-23 10:00:29 UTC"} <= set(texts)
     assert "lines" not in "".join(texts), "all of them are here"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from sublet.errors import InvalidRequest
+from sublet.studio.cell_bill import cell_bill
 from sublet.studio.records import Entry
 from sublet.studio.session_bill import BillPlace, bill_heads, bill_row, bill_view, sum_row
+from sublet.values import GIB
 from sublet.wire.http_views import BillLine
 from tests.unit.studio.test_cell_bill import IDENT, asked, entries, granted, line, ran, session_of
 
@@ -77,12 +80,33 @@ def test_rows_say_what_is_outside_of_cells_and_what_all_come_to() -> None:
     bills: Any = Bills(60.0)
     found = bill_view(bills, session_of(records), records, BillPlace(UNTIL_NS, 9), 10)
     rows = [*map(bill_row, found["lines"]), sum_row(found["total"])]
-    assert [(*row[:3], row[7]) for row in rows] == [
+    assert [(*row[:3], row[10]) for row in rows] == [
         ("[3] failed", "45s", "-", "l-1"),
         ("outside of cells", "15s", "-", "l-1"),
         ("in all", "1m", "-", ""),
     ]
-    assert [row[4] for row in rows] == ["0.012500", "0.004167", "0.016667"]
+    assert [row[7] for row in rows] == ["0.012500", "0.004167", "0.016667"]
     assert len(bill_heads("EUR")) == len(rows[0]) == len(rows[-1])
-    assert bill_heads("EUR")[4] == "Cost, EUR"
-    assert bill_heads("")[4] == "Cost"
+    assert bill_heads("EUR")[7] == "Cost, EUR"
+    assert bill_heads("")[7] == "Cost"
+
+
+def test_rows_say_what_was_not_counted_and_how_much_memory_was_leased() -> None:
+    """Errors are those of a lease: they are in its line outside of cells, and nowhere 0 where none were counted."""
+    records = entries(asked(), granted("l-1"), ran(1, "l-1", 15.0, launches=5), ran(2, "l-1", 15.0, launches=None))
+
+    def columns(**counted: object) -> list[tuple[str, ...]]:
+        more: Any = {"vram_leased_byte_seconds": 60.0 * 4 * GIB, **counted}
+        total = line(IDENT, 60.0, **more)
+        lines = cell_bill(session_of(records), records, [line("l-1", 60.0, **more)], total)
+        rows = [bill_row(one.document()) for one in lines]
+        return [row[4:7] for row in (*rows, sum_row(to_builtins(total)))]
+
+    assert columns(launches=9, launch_errors=2) == [
+        ("60.0 GiB·s", "5", "-"),
+        ("60.0 GiB·s", "0", "-"),
+        ("120.0 GiB·s", "4", "2"),
+        ("240.0 GiB·s", "9", "2"),
+    ]
+    nothing = ("not counted", "not counted")
+    assert [row[1:] for row in columns(launches=None)] == [("5", "-"), nothing, nothing, nothing]

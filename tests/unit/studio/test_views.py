@@ -36,6 +36,7 @@ LINE = BillLine(
         ({"cost": 2.5}, ", 2.5000 EUR"),
         ({"cost": 123456.5}, ", 123456.5000 EUR"),
         ({"launches": 7}, ", 7 launches"),
+        ({"launches": None}, ", launches not counted"),
         ({"launches": 7, "launch_errors": 2}, ", 7 launches (2 failed)"),
         ({"saves": 2, "bytes_saved": 3 << 20}, ", 3MiB saved"),
         ({"ended": {"preempted": 1, "released": 4}}, ", given up to others once"),
@@ -47,6 +48,11 @@ def test_the_bill_of_a_session_says_what_it_consumed_and_how_often_it_gave_up(
 ) -> None:
     line = {**to_builtins(LINE), **more}
     assert the_bill(line) == f"1 lease, 1m of GPU, 30s busy, 2s in the queue{text}"
+
+
+def test_the_bill_of_a_session_says_how_much_memory_was_leased() -> None:
+    line = {**to_builtins(LINE), "vram_leased_byte_seconds": 240.0 * GIB}
+    assert the_bill(line) == "1 lease, 1m of GPU, 240.0 GiB·s of GPU memory, 30s busy, 2s in the queue"
 
 
 def test_an_offer_has_the_same_words_in_every_place() -> None:

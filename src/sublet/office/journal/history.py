@@ -198,6 +198,7 @@ class AuditHistory:
                 units=part.millis if part.kind is Kind.GPU else part.amount,
                 model=self._models.get(part.resource, ""),
                 has_priority=lease.pays_priority and part.kind is Kind.GPU,
+                vram=part.amount if part.kind is Kind.GPU else 0,
             )
             for part in parts
         )
@@ -280,6 +281,7 @@ def _wire_line(line: Line, currency: str) -> BillLine:
         memory_byte_seconds=line.memory_byte_ns / NS_PER_S,
         block_byte_seconds=line.block_byte_ns / NS_PER_S,
         vram_byte_seconds=line.vram_byte_seconds,
+        vram_leased_byte_seconds=line.vram_leased_byte_ns / NS_PER_S,
         launches=line.known_launches,
         launch_errors=line.failures,
         bytes_moved=line.bytes_moved,

@@ -40,6 +40,8 @@ class Charge:
     model: str = ""
     has_priority: bool = False
     """A GPU whose holder pays for priority."""
+    vram: int = 0
+    """Of a GPU: the bytes of its memory that are leased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,8 @@ class Line:
     block_byte_ns: int = 0
     vram_byte_seconds: int = 0
     """Allocated through Sublet, which is not what was leased."""
+    vram_leased_byte_ns: int = 0
+    """Bytes of GPU memory that were leased, times how long."""
     launches: int = 0
     failures: int = 0
     bytes_moved: int = 0
@@ -246,6 +250,7 @@ class Line:
     def charge(self, charge: Charge, part_ns: int, rates: Rates) -> None:
         """Add what was held of one resource for so long, and its price."""
         self.add(charge.kind, charge.units * part_ns)
+        self.vram_leased_byte_ns += charge.vram * part_ns
         extra = charge.units * part_ns * rates.priority_grains if charge.has_priority else 0
         self.grains += charge.units * part_ns * rates.grains(charge.kind, charge.model) + extra
         self.priority_grains += extra
@@ -394,6 +399,10 @@ def _wall_ns(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(seconds=1) * NS_PER_S
 
 
+_WORKING: Final = (Kind.GPU, Kind.CPU)
+"""What is busy. Disk and memory alone are beside a GPU of the same program, whose time would be counted twice."""
+
+
 def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None) -> Line | None:
     row = Line(
         key=usage.lease,
@@ -404,7 +413,8 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
         way=usage.way,
     )
     held_ns = sum(holding.held_ns for holding in usage.holdings)
-    busy_ns = min(usage.busy_ns, held_ns)
+    can_be_busy = any(charge.kind in _WORKING for holding in usage.holdings for charge in holding.charges)
+    busy_ns = min(usage.busy_ns, held_ns) if can_be_busy else 0
     inside, before_ns = False, 0
     for holding in usage.holdings:
         low_ns, high_ns = _clip(holding, since_ns, until_ns)
@@ -498,6 +508,7 @@ def _sum(line: Line, row: Line) -> None:
     line.busy_ns += row.busy_ns
     line.grains += row.grains
     line.priority_grains += row.priority_grains
+    line.vram_leased_byte_ns += row.vram_leased_byte_ns
     line.uncounted += row.uncounted
     line.waited_ns += row.waited_ns
     for name in (*_COUNTED, "bytes_saved", "saves"):
@@ -552,7 +563,7 @@ _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
     *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
-    *("period", "waited_seconds", "ended", "priority_cost"),
+    *("period", "waited_seconds", "ended", "priority_cost", "vram_leased_byte_seconds"),
 )
 
 
@@ -590,6 +601,7 @@ def to_csv(bill: Bill) -> str:
                 f"{_scaled(line.waited_ns, 9):f}",
                 " ".join(f"{reason}:{count}" for reason, count in sorted(line.ended.items())),
                 f"{line.priority_cost:f}",
+                f"{_scaled(line.vram_leased_byte_ns, 9):f}",
             )
         )
     return out.getvalue()

@@ -105,7 +105,7 @@ def whole_usage(n: int) -> Usage:
         lease=LeaseId(f"l{n}"),
         tenant=TenantId("ada"),
         labels={"course": "x"},
-        holdings=(holding(0, n * HOUR, replace(gpu(n * 100), has_priority=True), *others),),
+        holdings=(holding(0, n * HOUR, replace(gpu(n * 100), has_priority=True, vram=n * 41), *others),),
         busy_ns=n * HOUR // 2,
         counts=counts,
         end="released",
@@ -208,7 +208,10 @@ def test_days_and_months_have_lines_of_their_own() -> None:
     ]
 
 
-HELD: Final = ("gpu_milli_ns", "core_ns", "memory_byte_ns", "block_byte_ns", "grains", "busy_ns", "waited_ns")
+HELD: Final = (
+    *("gpu_milli_ns", "core_ns", "memory_byte_ns", "block_byte_ns", "vram_leased_byte_ns"),
+    *("grains", "busy_ns", "waited_ns"),
+)
 COUNTS: Final = ("vram_byte_seconds", "launches", "failures", "bytes_moved", "fuel", "bytes_saved", "saves")
 
 
@@ -224,7 +227,7 @@ def test_every_grouping_and_period_has_the_same_sums(
     """By lease, tenant, group, device, session, each as a whole, per day and per month: to the unit."""
     usages = []
     for number, (start, held, device, count) in enumerate(spans):
-        held_of = [gpu(700, name=f"n/gpu{index}") for index in range(device)]
+        held_of = [replace(gpu(700, name=f"n/gpu{index}"), vram=GIB + count) for index in range(device)]
         others = [Charge(resource=ResourceId("n/memory"), kind=Kind.MEMORY, units=GIB + number)]
         stretch = holding(start, start + held, *held_of, *others)
         labels = {SESSION_LABEL: f"s-{number % 2}"} if number % 3 else {}
@@ -240,6 +243,22 @@ def test_every_grouping_and_period_has_the_same_sums(
             lines = fold(usages, by=by, per=per, since_ns=since, until_ns=until).lines
             for name in (*HELD, *COUNTS):
                 assert sum(getattr(line, name) for line in lines) == getattr(whole, name), (by, per, name)
+
+
+def test_what_has_disk_or_memory_alone_is_not_busy() -> None:
+    """A session's volume is active as long as its GPU is: the session was busy for that time once."""
+    block = Charge(resource=ResourceId("n/block"), kind=Kind.BLOCK, units=GIB)
+    memory = Charge(resource=ResourceId("n/memory"), kind=Kind.MEMORY, units=GIB)
+    cores = Charge(resource=ResourceId("n/cpu"), kind=Kind.CPU, units=2)
+    usages = [
+        usage("card", holding(0, 100, replace(gpu(), vram=4 * GIB)), busy=60),
+        usage("disk", holding(0, 100, block), busy=90),
+        usage("parked", holding(0, 100, memory), busy=90),
+        usage("cores", holding(0, 100, cores, memory), busy=30),
+    ]
+    bill = fold(usages)
+    assert {line.key: line.busy_ns for line in bill.lines} == {"card": 60, "cores": 30, "disk": 0, "parked": 0}
+    assert (bill.total.busy_ns, bill.total.vram_leased_byte_ns) == (90, 400 * GIB)
 
 
 def test_a_window_clips_exactly() -> None:
