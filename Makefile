@@ -101,7 +101,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_NOTEBOOK_KILLS=1000 SUBLET_EVERY_STEP=1 $(PY) -m pytest --timeout 3600 tests/notebook/test_kills.py tests/notebook/test_stages.py
 	@SUBLET_PREEMPTIONS=20 $(PY) -m pytest tests/integration/test_client_examples.py
 	@SUBLET_CORPUS=all $(PY) -m pytest tests/notebook/test_corpus.py
-	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_namespace_sync.py \
+	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_namespace_sync.py tests/notebook/test_worlds.py \
 		tests/notebook/test_lodging.py tests/notebook/test_reading.py tests/notebook/test_in_place.py
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 $$(grep -rlE --include='*.py' '^ *@given' tests/unit)
 	@SUBLET_SCARCE_ROUNDS=2000 $(PY) -m pytest --timeout 36000 tests/integration/test_running_out.py

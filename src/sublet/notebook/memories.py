@@ -57,6 +57,8 @@ def view_of(original: Any, copy: Any, part: Any) -> Any:
         numpy = sys.modules["numpy"]
         looked = numpy.asarray(_Looked(original, start + at, part))
         looked = looked if looked.dtype == part.dtype else looked.view(part.dtype)
+        if not part.flags.writeable:
+            looked.flags.writeable = False
         if type(part) is numpy.ndarray:
             return looked
         looked = looked.view(type(part))

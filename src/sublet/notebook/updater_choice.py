@@ -63,7 +63,9 @@ def updater_for(new: Any) -> Way | None:
         return functools.partial(_as_core, _WAYS.get(core))
     if _by_state(kind) is not None:
         return _stated
-    if (kind.__module__ in APART and not isinstance(new, BaseException)) or updaters.is_indexer(new):
+    if isinstance(new, BaseException):
+        return updaters.into_exception_in_c
+    if kind.__module__ in APART or updaters.is_indexer(new):
         return updaters.update_by_reduce
     return updaters.into_attributes if updaters.has_attributes(kind) else None
 

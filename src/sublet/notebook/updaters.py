@@ -43,6 +43,7 @@ from sublet.notebook.untouchable import is_class_dict, is_own_namespace
 from sublet.state.transfer.codec import ATOMS
 from sublet.state.transfer.memory import address_of
 from sublet.state.transfer.reducers import (
+    HEAP_TYPE,
     OWNERS,
     attributes_of_frame,
     attributes_of_remembering,
@@ -67,6 +68,7 @@ __all__ = [
     "into_dict",
     "into_exception",
     "into_exception_group",
+    "into_exception_in_c",
     "into_frame",
     "into_function",
     "into_list",
@@ -381,6 +383,15 @@ def into_exception(plan: UpdatePlan, target: Any, new: Any) -> Any:
         plan.choose(value)
         plan.write(AttributeWrite(target, descriptor, value), is_fresh=target is new)
     return target
+
+
+def into_exception_in_c(plan: UpdatePlan, target: Any, new: Any) -> Any:
+    """One that has more than ``BaseException``, such as the ``value`` of ``StopIteration``."""
+    for base in type(new).__mro__[: -len(BaseException.__mro__)]:
+        for part in () if base.__flags__ & HEAP_TYPE else vars(base).values():
+            if isinstance(part, types.MemberDescriptorType):
+                _slot(plan, target, new, part)
+    return into_attributes(plan, into_exception(plan, target, new), new)
 
 
 def into_exception_group(plan: UpdatePlan, target: Any, new: Any) -> Any:

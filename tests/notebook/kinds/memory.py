@@ -51,7 +51,11 @@ ARRAYS: list[Kind] = [
         "x[3] = 1; y[0] = 2",
         "z.tolist() == [0, 0, 2, 1, 0, 0] and y[1] == 1",
     ),
-    travels("an array without elements", NP + "x = np.zeros((0, 3), 'f4')", "x.shape == (0, 3) and x.dtype == 'f4'"),
+    travels(
+        "an array without elements",
+        NP + "x = np.zeros((0, 3), 'f4')",
+        "x.shape == (0, 3) and x.dtype == 'f4' and x.flags.writeable",
+    ),
     travels("an array of no dimensions", NP + "x = np.array(5)", "x.shape == () and x == 5", "x[...] = 6", "x == 6"),
     travels("a number of numpy", NP + "x = np.float32(1.5)", "type(x) is np.float32 and x == 1.5"),
     travels(

@@ -546,6 +546,8 @@ class EncodingRules:
     def _array(self, value: Any) -> Any:
         """Every array is a window on memory, so that arrays which overlap still do after loading."""
         dtype = value.dtype
+        if not value.size and dtype.itemsize and not dtype.hasobject and value.flags.writeable:
+            return rebuild.array, (None, dtype, value.shape, None, 0)  # numpy's own could not be written
         if not value.size or not dtype.itemsize:
             return NotImplemented
         if dtype.hasobject:
