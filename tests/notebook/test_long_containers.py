@@ -135,6 +135,24 @@ def test_an_object_that_a_cell_changed_and_let_go_of_still_comes_back(nb: Notebo
     assert nb.names["held"] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        "class Box:\n    v = None\nd = Box()",
+        "class Base:\n    __slots__ = 'w'\nclass Box(Base):\n    v = None\nd = Box()",
+        "class Box(list):\n    v = None\nd = Box()",
+        "def d():\n    return 1",
+    ],
+)
+def test_an_object_with_a_new_attribute_that_a_cell_let_go_of_comes_back_too(nb: Notebook, make: str) -> None:
+    """Its attributes have changed, and it goes on referring to the same dict."""
+    nb.here(f"{make}\nheld = []")
+    nb.there("held.append(d)")
+    assert nb.there("d.v = [1]\nd = None") is None
+    assert nb.here("shown = held[0].v") is None
+    assert nb.names["shown"] == [1]
+
+
 def frame() -> Any:
     return pytest.importorskip("pandas").DataFrame({"n": [1, 2], "t": ["x", "y"]})
 

@@ -288,9 +288,11 @@ class Graph:
         return all(map(_is_same, self.nodes.values()))
 
     def changed(self, name: str) -> set[int]:
-        """Ids of the objects that this name led to and that do not refer to the very same ones any more."""
+        """Ids of the objects that this name led to and that do not refer to the very same ones any more, or whose
+        attributes do not: the dict of these does not cross as an object of its own."""
         nodes = self._followed(frozenset((name,)))[0]
-        return {key for key, node in nodes.items() if not _is_same(node)}
+        found = {key for key, node in nodes.items() if not _is_same(node)}
+        return found | {key for key, node in nodes.items() if id(getattr(node.value, "__dict__", None)) in found}
 
     def part(self, names: frozenset[str]) -> GraphPart:
         """What these of its names lead to."""
