@@ -356,3 +356,14 @@ def test_a_long_container_is_not_encoded_for_cells_that_read_some_of_its_holders
     assert nb.there(f"many.{add.replace('x', 'z')}\nfound = held('z')") is None
     assert bool(nb.names["found"])
     assert nb.names["held"].__defaults__[0] is nb.names["many"]
+
+
+def test_frames_that_share_no_more_than_types_are_not_encoded_for_one_another(nb: Notebook, other: Other) -> None:
+    """Types of columns and functions of libraries are the same objects in all of them, and cannot change."""
+    make = "pd.DataFrame({'n': [1, 2], 't': ['x', 'y'], 'c': pd.Categorical(['u', 'w'])})"
+    assert nb.there(f"import pandas as pd\none = {make}\ntwo = {make}\nthree = {make}") is None
+    assert nb.there("n = len(one) + len(two) + len(three)") is None
+    other.ask("encoded")
+    for cell in ("one.loc[0, 'n'] = 7", "four = one.groupby('t').n.sum()", "one = one.assign(m=3)"):
+        assert nb.there(cell) is None
+        assert other.ask("encoded").isdisjoint(("two", "three")), cell

@@ -57,6 +57,7 @@ from sublet.state.checkpoints.object_groups import (
     StandsFor,
     Still,
     encode_roots,
+    has_identity,
     is_long,
 )
 from sublet.state.transfer.changes import ChangeFinder
@@ -977,12 +978,13 @@ class Space:
 
     def _written_in(self, group: ObjectGroup) -> set[int]:
         """Ids of objects in it that may be others than when it was agreed on. Where no graph tells them, functions and
-        classes count as they were: most of what holds an instance holds its class."""
+        classes count as they were: most of what holds an instance holds its class. So does what cannot change: all
+        frames hold the types of their columns."""
         before = {name: self._graphs.get(name) for name in group.names}
         if None not in before.values():
             return {key for name, graph in before.items() if graph is not None for key in graph.changed(name)}
         met = group.plain or group.encoded.met or {}
-        return {id(value) for value in met.values() if not isinstance(value, _CODE)}
+        return {id(value) for value in met.values() if not isinstance(value, _CODE) and has_identity(value)}
 
     def _is_within_agreed(self, names: tuple[str, ...]) -> bool:
         """Whether these names were agreed on together with others, and nothing of all that has changed. Else what only

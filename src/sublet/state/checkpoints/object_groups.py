@@ -366,7 +366,7 @@ def _met_twice(bundles: Sequence[_Bundle | Still]) -> Iterator[tuple[int, int]]:
     everything: set[int] = set()
     for n, bundle in enumerate(bundles):
         for which in everything.intersection(bundle.ids):
-            if bundle.plain or _has_identity(bundle.met[which]):
+            if bundle.plain or has_identity(bundle.met[which]):
                 if which not in first:
                     first[which] = next(m for m in range(n) if which in bundles[m].ids)
                 yield first[which], n
@@ -398,7 +398,8 @@ def _are_flat(values: Iterable[Any], encoding: Encoding) -> bool:
     return SCALARS.issuperset(map(type, gc.get_referents(*doubtful)))
 
 
-def _has_identity(value: object) -> bool:
+def has_identity(value: object) -> bool:
+    """Whether it matters whether two names hold this or an equal one."""
     if isinstance(value, IDENTITY_FREE):
         return False
     kind = type(value)
