@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
@@ -232,12 +234,21 @@ def test_every_survivor_that_is_known_is_explained() -> None:
 
 
 def test_an_explanation_is_a_sentence_about_a_survivor() -> None:
-    found = Results.load(KNOWN / "results.jsonl").found.values()
-    survivors = {one["key"] for one in found if one["outcome"] in ("survived", "open")}
-    for key, why in explanations(KNOWN / "explanations.toml").items():
-        assert key in survivors, f"{key} is not among the survivors any more; strike its explanation"
-        assert len(why.split()) >= 6, why
-        assert why.endswith("."), why
+    """Or about a mistake that was planted by hand, which can still be planted and is in no sample yet."""
+    found = Results.load(KNOWN / "results.jsonl").found
+    survivors = {key for key, one in found.items() if one["outcome"] in ("survived", "open")}
+    for key, one in tomllib.loads((KNOWN / "explanations.toml").read_text()).items():
+        assert key in survivors or (key not in found and key in keys_of(one["mutant"].partition(" ")[0])), (
+            f"{key} is not among the survivors any more; strike its explanation"
+        )
+        assert len(one["why"].split()) >= 6, one["why"]
+        assert one["why"].endswith("."), one["why"]
+
+
+@functools.cache
+def keys_of(file: str) -> frozenset[str]:
+    """Of all that can be planted there."""
+    return frozenset(one.key for one in mutants_of(file, (ROOT / "src/sublet" / file).read_text()))
 
 
 def test_the_committed_page_is_what_the_results_say() -> None:
