@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound
-from sublet.jobs import JobOutputStore, MemoryOutputStore, VolumeOutputStore
+from sublet.jobs import JobOutputStore, MemoryOutputStore, VolumeOutputStore, volume_store
 from sublet.jobs.core import SavedChunk
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.running import load_state, save_state
@@ -212,3 +213,33 @@ def test_an_index_whose_results_are_gone_is_damage() -> None:
     assert whole_segments(names) == [1, 2]
     with pytest.raises(CheckpointDamaged, match="segment 1 of the results has an index and no data"):
         whole_segments([name for name in names if name != data_name(1)])
+
+
+def test_results_of_many_publications_are_read_with_few_of_them_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those read last stay; the others come from the newest checkpoint, also where an older one was open."""
+    monkeypatch.setattr("sublet.jobs.volume_store.SEGMENTS_READ", 2)
+    store = VolumeOutputStore(tmp_path)
+    chunks = [ChunkId(bytes([n]) * 16) for n in range(9)]
+    for n, chunk in enumerate(chunks):
+        store.put([(chunk, bytes([n]))])
+        store.publish(b"")
+        assert store.get(chunks[0]) == b"\0"
+        if n == 5:
+            assert list(store._read) == [6, 1]
+            assert [store.get(chunk) for chunk in chunks[:6]] == [bytes([n]) for n in range(6)]
+    assert [store.get(chunk) for chunk in chunks] == [bytes([n]) for n in range(9)]
+    assert len(store._read) == 2
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["two results of one chunk", "fewer data than it says"])
+def test_an_index_that_contradicts_itself_is_refused_though_nothing_of_it_was_changed(how: str) -> None:
+    """As by a mistake of its writer."""
+    entry = volume_store._ENTRY.pack(len(A), 0, 0, bytes(16)) + A
+    many, data_bytes = (2, 0) if how == "two results of one chunk" else (1, 5)
+    name = blake3(b"job").digest(16)
+    body = volume_store._HEAD.pack(volume_store.MAGIC, volume_store.VERSION, 0, many, data_bytes, name) + entry * many
+    with pytest.raises(CheckpointDamaged, match="contradicts itself"):
+        parse_index("job", 1, body + blake3(body).digest())
