@@ -124,7 +124,7 @@ def test_a_session_is_its_tenants_and_goes_from_queue_to_lease_to_rest_to_end(
     """It waits with place and reason; the lease is the tenant's, and audit records name it and who acted."""
     with devices_held(studio):
         view = start(ana, "thesis", "waiting")
-        assert view["position"] == 1
+        assert (view["person"], view["tenant"], view["position"]) == ("ana", "physics", 1)
         assert view["reason"]
         explained = ana.done("GET", f"/v1/sessions/{view['id']}/explain")
         assert explained["lease"]["position"] == 1
@@ -596,6 +596,7 @@ def test_the_end_of_a_lease_is_recorded_as_the_office_tells_it_though_nobody_loo
 ) -> None:
     """Its time and its reason, by the studio itself: the records are read, which compares nothing with the office."""
     view = start(ana, "left", ttl=2)
+    assert (view["person"], view["tenant"]) == ("ana", "physics")
     lease = f"/v1/leases/{view['lease']}"
     if is_away:
         studio.kill()

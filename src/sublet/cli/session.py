@@ -187,7 +187,7 @@ def ls(
 
 def show(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Show one session in full, with its leases."""
-    from sublet.studio.views import CELL_HEADS, cell_row, offer_facts, place, session_views, state, the_bill
+    from sublet.studio.views import CELL_HEADS, cell_row, last_saved, offer_facts, place, session_views, state, the_bill
 
     fabric, sessions = _reach()
     view = session_views(fabric, [_reconciled(sessions, session)])[0]
@@ -201,10 +201,12 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
         *([("queue", place(view))] if view["position"] else []),
         *(offer_facts(view["offer"]) if view["offer"] else []),
         ("asks for", f"{_what(view)}{', pays for priority' if view['terms']['pay_priority'] else ''}"),
+        *([("person", view["person"])] if view["person"] else []),
         ("tenant", view["tenant"] or "-"),
         ("started at", view["started_at"]),
+        ("last activity", view["active_at"]),
         ("volume", view["volume"]),
-        ("saved at", view["saved_at"] or "-"),
+        ("saved", last_saved(view) or "-"),
         *([("bill", the_bill(view["bill"]))] if view["bill"] else []),
     ]
     width = max(len(fact) for fact, _ in facts)

@@ -11,7 +11,7 @@ import msgspec
 
 from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
-from sublet.studio.records import Entry, Terms
+from sublet.studio.records import CheckpointLocator, Entry, Terms
 from sublet.studio.service import PersonSessions
 from sublet.studio.session_bill import LINES, LINES_MAX
 from sublet.studio.views import Json
@@ -141,12 +141,18 @@ class SessionView(msgspec.Struct, kw_only=True):
     name: str
     state: str
     end: str | None
+    person: str
+    """Whose it is; empty: the office's owner's."""
     tenant: str
     terms: Terms
     started_at: str
     changed_at: str
+    active_at: str
+    """Its last activity on record: it was asked for, taken over, or a cell of it ended."""
     volume: str
     saved_at: str | None
+    checkpoint: CheckpointLocator | None
+    """The last that was saved in a volume, known once its lease has ended."""
     lease: str | None
     """The lease that it has, or its request in the queue."""
     remaining: float | None

@@ -21,12 +21,12 @@ from sublet.client.model import Offer
 from sublet.errors import LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import wall_ns_of
-from sublet.studio.records import CellRecord, Offered, ProcessIdentity, Terms
+from sublet.studio.records import CellRecord, CheckpointLocator, Offered, ProcessIdentity, Terms
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
 from sublet.studio.sessions import Asking, Seen, Sessions, new_id
 from sublet.studio.store import DATABASE, SqliteStore, Store
 from sublet.values import Kind
-from sublet.wire.http import ActivityRequest, LeaseView, ReleaseRequest
+from sublet.wire.http import ActivityRequest, EndView, LeaseView, ReleaseRequest
 from sublet.wire.http_views import SESSION_LABEL
 
 VARIABLE: Final = "SUBLET_SESSION"
@@ -129,7 +129,14 @@ def seen_as(view: LeaseView) -> Seen:
         detail="" if end is None else end.detail,
         ended_ns=None if end is None else wall_ns_of(end.at),
         saved_at=None if end is None else end.saved_at,
+        checkpoint=None if end is None else _checkpoint(end),
     )
+
+
+def _checkpoint(end: EndView) -> CheckpointLocator | None:
+    if end.saved_version is None or not end.saved_volume:
+        return None
+    return CheckpointLocator(volume=end.saved_volume, number=end.saved_version)
 
 
 def offer_of(record: Offered) -> Offer:
@@ -186,10 +193,15 @@ def _started(pid: int) -> int | None:
 
 
 def open_sessions(
-    office: FabricOffice, *, home: str | None = None, folder: Path | None = None, name: str = ""
+    office: FabricOffice,
+    *,
+    home: str | None = None,
+    folder: Path | None = None,
+    name: str = "",
+    owner: tuple[str, str] = ("", ""),
 ) -> Sessions[Lease]:
     """The sessions of this user, in the state folder or behind the studio that ``SUBLET_STUDIO`` names; or those that
-    are kept in a ``folder``."""
+    are kept in a ``folder``. ``owner``: the person of the studio and the tenant whose new sessions are."""
     return Sessions(
         _own_store(home) if folder is None else SqliteStore(folder),
         office,
@@ -197,6 +209,8 @@ def open_sessions(
         is_alive=is_alive,
         wall_ns=time.time_ns,
         new_id=lambda: new_id(secrets.token_bytes(8)),
+        person=owner[0],
+        tenant=owner[1],
     )
 
 

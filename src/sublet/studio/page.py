@@ -14,7 +14,18 @@ from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.people import Person, Token
 from sublet.studio.session_bill import bill_heads, bill_row, sum_row
-from sublet.studio.views import CELL_HEADS, Json, about, cell_row, offer_facts, place, refusal, state, the_bill
+from sublet.studio.views import (
+    CELL_HEADS,
+    Json,
+    about,
+    cell_row,
+    last_saved,
+    offer_facts,
+    place,
+    refusal,
+    state,
+    the_bill,
+)
 from sublet.values import format_size
 
 TITLE: Final = "Sublet studio"
@@ -332,7 +343,8 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
     if view["state"] == "resting" and last is not None and last["reason"]:
         why = f"{last['reason']}: {last['detail']}" if last["detail"] else last["reason"]
         facts.append(("last lease", f"{why}, {moment(last['until'])}"))
-    facts.append(("saved", moment(view["saved_at"]) if view["saved_at"] else "nothing yet"))
+    facts.append(("saved", last_saved(view) or "nothing yet"))
+    facts.append(("last activity", moment(view["active_at"])))
     facts.append(("bill so far", _bill_and_lines(view) if view["bill"] else "nothing yet"))
     if view["suspended"]:
         next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."

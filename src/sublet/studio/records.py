@@ -88,6 +88,13 @@ class CellRecord(_Value, frozen=True, kw_only=True):
     """It raised, or its lease ended under it."""
 
 
+class CheckpointLocator(_Value, frozen=True, kw_only=True):
+    """Where a checkpoint lies."""
+
+    volume: str
+    number: int
+
+
 class LeaseOutcome(_Value, frozen=True, kw_only=True):
     """How a lease ended, as the office says it."""
 
@@ -96,6 +103,7 @@ class LeaseOutcome(_Value, frozen=True, kw_only=True):
     ended_ns: int | None = None
     """When, by the office; wall time."""
     saved_at: str | None = None
+    checkpoint: CheckpointLocator | None = None
 
 
 # ---- records ----
@@ -106,6 +114,10 @@ class Started(_Value, frozen=True, kw_only=True, tag="started"):
 
     name: str
     terms: Terms
+    person: str = ""
+    """The name of the studio's person whose it is; empty: of the user of this machine."""
+    tenant: str = ""
+    """Whose its leases are to be; empty: that is known with the first of them."""
 
 
 class Asked(_Value, frozen=True, kw_only=True, tag="asked"):
@@ -183,6 +195,8 @@ class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
     saved_at: str | None = None
     ended_ns: int | None = None
     """When it ended, by the office; wall time. None: that is not known, or the record is of an earlier version."""
+    checkpoint: CheckpointLocator | None = None
+    """The last one that was published under it in a volume."""
 
 
 class Ran(_Value, frozen=True, kw_only=True, tag="ran"):
@@ -236,8 +250,13 @@ class Session(_Value, frozen=True, kw_only=True):
     state: SessionState
     started_ns: int
     changed_ns: int
+    person: str = ""
+    """The name of the studio's person whose it is; empty: of the user of this machine."""
     tenant: str = ""
-    """Whose its leases are; known with the first of them."""
+    """Whose its leases are; in sessions without a person it is known with the first of them."""
+    active_ns: int = 0
+    """Its last activity that is on record; wall time. A program of it took or asked for a lease, its person accepted an
+    offer, or a cell ended."""
     attempt: int = 1
     """Of asking. It rises when the office's answer is known, so an unanswered request is asked again as itself."""
     asks: int = 0
@@ -257,6 +276,8 @@ class Session(_Value, frozen=True, kw_only=True):
     """Why the last request came to nothing; empty where it did not."""
     saved_at: str | None = None
     """When the last checkpoint under a lease of the session was published."""
+    checkpoint: CheckpointLocator | None = None
+    """Where that is."""
     end: SessionEnd | None = None
     end_detail: str = ""
     records: int = 1
@@ -298,25 +319,29 @@ def fold(session: Session | None, entry: Entry) -> Session:
             name=record.name,
             terms=record.terms,
             state=SessionState.RESTING,
+            person=record.person,
+            tenant=record.tenant,
             started_ns=at_ns,
             changed_ns=at_ns,
+            active_ns=at_ns,
         )
     if session is None:
         raise SessionTransitionError(f"session {entry.session} was never started")
     state = next_session(session.state, _EVENTS[type(record)], f"session {session.name}")
     if isinstance(record, Ran):
         cells = (*session.cells, record.cell)[-CELLS_KEPT:]
-        return structs.replace(session, cells=cells, changed_ns=at_ns, records=session.records + 1)
+        active_ns = max(session.active_ns, record.cell.at_ns)
+        return structs.replace(session, cells=cells, changed_ns=at_ns, active_ns=active_ns, records=session.records + 1)
     base = structs.replace(
         session, state=state, changed_ns=at_ns, by=None, offer=None, is_accepted=False, records=session.records + 1
     )
     match record:
         case Asked():
-            return structs.replace(base, by=record.by, refused="", asks=session.asks + 1)
+            return structs.replace(base, by=record.by, refused="", asks=session.asks + 1, active_ns=at_ns)
         case Offered():
             return structs.replace(base, by=session.by, offer=record)
         case Accepted():
-            return structs.replace(base, by=session.by, offer=session.offer, is_accepted=True)
+            return structs.replace(base, by=session.by, offer=session.offer, is_accepted=True, active_ns=at_ns)
         case Declined():
             return structs.replace(base, by=session.by)
         case Refused():
@@ -330,6 +355,8 @@ def fold(session: Session | None, entry: Entry) -> Session:
             held = _with_lease(base, record.lease, record.tenant, at_ns, "replaced")
             return structs.replace(held, attempt=session.attempt + 1, asks=0)
         case Moved():
+            if record.lease.holder is not None:  # else the studio has found it, or it was set down
+                base = structs.replace(base, active_ns=at_ns)
             return _with_lease(base, record.lease, record.tenant, at_ns, record.was, record.before)
         case Lost():
             return _without_lease(base, record, at_ns)
@@ -350,8 +377,9 @@ def _with_lease(
         if old.ended_ns is None:
             old = _ended(old, before or LeaseOutcome(reason=was), at_ns)
         earlier = (*earlier, old)[-LEASES_KEPT:]
-    saved_at = (before and before.saved_at) or session.saved_at
-    return structs.replace(session, lease=lease, earlier=earlier, tenant=tenant, refused="", saved_at=saved_at)
+    if before is not None:
+        session = _saved(session, before)
+    return structs.replace(session, lease=lease, earlier=earlier, tenant=tenant, refused="")
 
 
 def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
@@ -359,9 +387,20 @@ def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
     if lease is None or lease.id != record.lease:
         raise SessionTransitionError(f"session {session.name} has no lease {record.lease}")
     outcome = LeaseOutcome(
-        reason=record.reason, detail=record.detail, ended_ns=record.ended_ns, saved_at=record.saved_at
+        reason=record.reason,
+        detail=record.detail,
+        ended_ns=record.ended_ns,
+        saved_at=record.saved_at,
+        checkpoint=record.checkpoint,
     )
-    return structs.replace(session, lease=_ended(lease, outcome, at_ns), saved_at=record.saved_at or session.saved_at)
+    return structs.replace(_saved(session, outcome), lease=_ended(lease, outcome, at_ns))
+
+
+def _saved(session: Session, outcome: LeaseOutcome) -> Session:
+    """With the checkpoint that a lease left, if it left one."""
+    if outcome.saved_at is None:
+        return session
+    return structs.replace(session, saved_at=outcome.saved_at, checkpoint=outcome.checkpoint)
 
 
 def _ended(lease: LeaseRecord, outcome: LeaseOutcome, at_ns: int) -> LeaseRecord:

@@ -111,11 +111,13 @@ class Admission:
 class PersonSessions:
     """The sessions of one person. Safe to use from several threads."""
 
-    def __init__(self, fabric: Fabric, tenant: str, folder: Path, admission: Admission, look: OfficeLook) -> None:
-        """``fabric``: the office, for this tenant. ``look``: for the pages of all tenants."""
-        self._fabric, self._tenant, self._admission, self._look = fabric, tenant, admission, look
+    def __init__(self, fabric: Fabric, person: Person, folder: Path, admission: Admission, look: OfficeLook) -> None:
+        """``fabric``: the office, for the person's tenant. ``look``: for the pages of all tenants."""
+        self._fabric, self._tenant, self._admission, self._look = fabric, person.tenant, admission, look
         office = FabricOffice(fabric, bound=False)
-        self._sessions: Sessions[Lease] = open_sessions(office, folder=folder, name=NAME)
+        self._sessions: Sessions[Lease] = open_sessions(
+            office, folder=folder, name=NAME, owner=(person.name, person.tenant)
+        )
         self._store = SqliteStore(folder)
         self._lock = threading.RLock()
         """Never held while the office is asked."""
@@ -492,7 +494,7 @@ class Studio:
                 if fabric is None:
                     fabric = self._fabrics[person.tenant] = self._right.fabric(person.tenant, start=self._start)
                 known = PersonSessions(
-                    fabric, person.tenant, person_folder(self._home, person), self._admission, self._for_pages
+                    fabric, person, person_folder(self._home, person), self._admission, self._for_pages
                 )
                 self._known[person.id] = known
             return known

@@ -32,6 +32,7 @@ from sublet.studio.records import (
     Accepted,
     Asked,
     CellRecord,
+    CheckpointLocator,
     Declined,
     Ended,
     Entry,
@@ -104,6 +105,8 @@ class Seen:
     ended_ns: int | None = None
     """When, by the office; wall time."""
     saved_at: str | None = None
+    checkpoint: CheckpointLocator | None = None
+    """The last one that was published under it in a volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +171,11 @@ class Sessions(Generic[L]):
         is_alive: Callable[[ProcessIdentity], bool],
         wall_ns: Callable[[], int],
         new_id: Callable[[], str],
+        person: str = "",
+        tenant: str = "",
     ) -> None:
+        """``person`` and ``tenant``: whose new sessions are, where the studio has them."""
+        self._person, self._tenant = person, tenant
         self._store, self._office, self._me = store, office, me
         self._is_alive, self._wall_ns, self._new_id = is_alive, wall_ns, new_id
         self._lock = threading.RLock()
@@ -227,7 +234,7 @@ class Sessions(Generic[L]):
 
     def start(self, name: str, terms: Terms) -> Session:
         """A new session. It rests until a lease is asked for."""
-        ident, record = self._new_id(), Started(name=name, terms=terms)
+        ident, record = self._new_id(), self._owned(Started(name=name, terms=terms))
 
         def begun() -> Record:
             self._check_start(record)
@@ -236,12 +243,16 @@ class Sessions(Generic[L]):
         self._append(ident, begun)
         return self._found[ident]
 
+    def _owned(self, record: Started) -> Started:
+        return structs.replace(record, person=self._person, tenant=self._tenant)
+
     def _check_start(self, record: Started) -> None:
         name = valid_name(record.name, "session name")
         if any(one.name == name and not one.is_over for one in self._found.values()):
             raise NameTaken(
                 f"there is a session {name} already",
-                do=f"Go on with it (`sublet session resume {name}`), or use another name.",
+                do=f"Go on with it (`sublet session resume {name}`), use another name, or end it first, to start "
+                f"it anew with other amounts: `sublet session end {name}`.",
             )
 
     # ---- for programs elsewhere, whose store is behind this one
@@ -271,6 +282,7 @@ class Sessions(Generic[L]):
                 raise InvalidRequest(f"{shown(entry.session)} is no record of a session", do="Upgrade the program.")
             if isinstance(entry.record, Started):
                 self._check_start(entry.record)
+                entry = structs.replace(entry, record=self._owned(entry.record))  # whatever the program says
             return self._put(entry)
 
     def acquire(
@@ -497,7 +509,13 @@ class Sessions(Generic[L]):
         seen = self._office.find(lease.id)
         if seen is None or not seen.reason:
             return None
-        return LeaseOutcome(reason=seen.reason, detail=seen.detail, ended_ns=seen.ended_ns, saved_at=seen.saved_at)
+        return LeaseOutcome(
+            reason=seen.reason,
+            detail=seen.detail,
+            ended_ns=seen.ended_ns,
+            saved_at=seen.saved_at,
+            checkpoint=seen.checkpoint,
+        )
 
     def _asker_lives(self, session: Session) -> bool:
         return session.by is not None and (session.by == self._me or self._is_alive(session.by))
@@ -710,6 +728,7 @@ def _lost(seen: Seen) -> Lost:
         detail=seen.detail,
         saved_at=seen.saved_at,
         ended_ns=seen.ended_ns,
+        checkpoint=seen.checkpoint,
     )
 
 

@@ -48,12 +48,15 @@ def _view(fabric: Fabric, session: Session, seen: SessionsSnapshot) -> Json:
         "name": session.name,
         "state": session.state.value,
         "end": None if session.end is None else session.end.value,
+        "person": session.person,
         "tenant": session.tenant,
         "terms": structs.asdict(session.terms),
         "started_at": _moment(session.started_ns),
         "changed_at": _moment(session.changed_ns),
+        "active_at": _moment(session.active_ns),
         "volume": session.volume,
         "saved_at": session.saved_at,
+        "checkpoint": None if session.checkpoint is None else structs.asdict(session.checkpoint),
         "lease": None if lease is None else lease.id,
         "remaining": None if lease is None else lease.remaining,
         "busy": lease is not None and seen_as(lease).is_busy,
@@ -197,6 +200,17 @@ def offer_facts(offer: Json) -> list[tuple[str, str]]:
     return [*facts, ("offer open", open_until)]
 
 
+def last_saved(view: Json) -> str:
+    """When, and as which checkpoint; empty where nothing was saved."""
+    if not view["saved_at"]:
+        return ""
+    at, where = f"{view['saved_at'][:10]} {view['saved_at'][11:16]} UTC", view["checkpoint"]
+    if where is None:
+        return at
+    volume = "" if where["volume"] == view["volume"] else f" of volume {where['volume']}"
+    return f"{at}, checkpoint {where['number']}{volume}"
+
+
 def the_bill(line: Json) -> str:
     """What a session has cost so far."""
     said = [
@@ -232,6 +246,12 @@ def advice(view: Json) -> str:
         return (
             "run the next cell of its notebook, which goes on with the suspended program; or give that up: "
             f"`sublet session end {view['name']} --now`"
+        )
+    if view["reason"] and not view["leases"]:  # what it asks for may be more than there is
+        name = view["name"]
+        return (
+            f"ask again when that may have changed, `sublet session resume {name}`, or start it anew with other sizes: "
+            f"`sublet session end {name}`, then `sublet session start {name} --vram SIZE`"
         )
     return f"run a cell of its notebook, or `sublet session resume {view['name']}`"
 

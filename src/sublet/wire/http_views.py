@@ -44,6 +44,10 @@ class EndView(Message, kw_only=True):
     resume_hint: str = ""
     saved_at: str | None = None
     """When the last checkpoint was published under it; known once nothing is left of it."""
+    saved_version: int | None = None
+    """The number of that checkpoint in its volume."""
+    saved_volume: str = ""
+    """The name of the volume; empty: the checkpoint went with the lease, or there is none."""
 
 
 class ParksView(Message, kw_only=True):

@@ -14,6 +14,7 @@ import pytest
 from sublet.errors import Disconnected, JournalError
 from sublet.studio import lease_ends
 from sublet.studio.lease_ends import LeaseEnds
+from sublet.studio.records import CheckpointLocator
 from sublet.studio.sessions import Seen
 from sublet.wire.http import EndView, News, ParksView
 from sublet.wire.http_views import SESSION_LABEL
@@ -73,7 +74,7 @@ class Stage:
         self.calls.append(seen)
 
     def tell(self, what: str, session: str = "s-1", **more: Any) -> None:
-        end = EndView(reason="idle", at=AT, detail="8s")
+        end = EndView(reason="idle", at=AT, detail="8s", saved_at=AT, saved_version=4, saved_volume="s-1")
         labels = {SESSION_LABEL: session} if session else {}
         lease = msgspec.structs.replace(view("ended"), id=f"l-{what}", labels=labels, end=end, **more)
         raw = msgspec.json.encode(News(what=what, lease=None if what == "lagged" else lease))
@@ -110,6 +111,7 @@ def test_an_end_is_told_with_the_offices_time_and_reason(stage: Stage) -> None:
     seen = stage.calls[1]
     assert isinstance(seen, Seen)
     assert (seen.id, seen.session, seen.reason, seen.detail, seen.ended_ns) == ("l-ended", "s-1", "idle", "8s", AT_NS)
+    assert seen.checkpoint == CheckpointLocator(volume="s-1", number=4)
 
 
 def test_what_was_not_in_the_stream_is_compared(stage: Stage) -> None:

@@ -72,8 +72,10 @@ def view(**more: Any) -> dict[str, Any]:
         "tenant": "physics",
         "terms": {"vram": GIB, "count": 1, "tier": "interactive", "or_smaller": False, "pay_priority": False},
         "started_at": "2026-11-23T10:00:00Z",
+        "active_at": "2026-11-23T10:00:00Z",
         "volume": "s-1",
         "saved_at": None,
+        "checkpoint": None,
         "lease": None,
         "remaining": None,
         "busy": False,
@@ -97,7 +99,7 @@ def offer(**more: Any) -> dict[str, Any]:
 def test_no_text_of_a_session_becomes_markup() -> None:
     for state, place in itertools.product(
         ("resting", "waiting", "active", "ended"),
-        ("name", "state", "reason", "saved_at", "volume", "started_at", "id", "end"),
+        ("name", "state", "reason", "saved_at", "volume", "started_at", "active_at", "id", "end"),
     ):
         said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
         said["end"] = "ended" if state == "ended" else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from msgspec import json
+from msgspec import json, structs
 
 from sublet.errors import JournalError
 from sublet.studio import is_of_session
@@ -19,10 +19,12 @@ from sublet.studio.records import (
     Accepted,
     Asked,
     CellRecord,
+    CheckpointLocator,
     Declined,
     Ended,
     Entry,
     Granted,
+    LeaseOutcome,
     LeaseRecord,
     Lost,
     Moved,
@@ -150,6 +152,42 @@ def test_records_of_before_that_do_not_say_when_a_lease_ended_are_read_as_then()
         ("l-1", "replaced", 40),
         ("l-2", "idle", 50),
     ]
+
+
+def test_a_session_knows_from_its_start_whose_it_is() -> None:
+    whose = fold(None, entry(1, Started(name="thesis", terms=TERMS, person="ana", tenant="physics")))
+    assert (whose.person, whose.tenant) == ("ana", "physics")
+    older = json.decode(b'{"type":"started","name":"thesis","terms":{"vram":1073741824}}', type=Record)
+    assert (fold(None, entry(1, older)).person, fold(None, entry(1, older)).tenant) == ("", "")
+
+
+def test_the_last_activity_is_what_a_person_or_a_program_did_and_not_what_the_office_did() -> None:
+    found = [started()]
+    happened: tuple[Record, ...] = (
+        Asked(by=ME),
+        Granted(lease=lease(1), tenant="local"),
+        Moved(lease=structs.replace(lease(1), holder=None), tenant="local"),
+        Moved(lease=lease(1), tenant="local"),
+        Ran(cell=structs.replace(cell(1), at_ns=55)),
+        Lost(lease="l-1", reason="idle"),
+    )
+    for seq, record in enumerate(happened, 2):
+        found.append(fold(found[-1], entry(seq, record)))
+    assert [one.active_ns for one in found] == [10, 20, 20, 20, 50, 55, 55]
+
+
+def test_a_session_knows_where_its_last_checkpoint_lies() -> None:
+    """That of the last lease that left one; a lease that saved nothing takes nothing away."""
+    first, second = (CheckpointLocator(volume="s-1", number=number) for number in (3, 4))
+    session = fold(fold(started(), entry(2, Asked(by=ME))), entry(3, Granted(lease=lease(1), tenant="local")))
+    before = LeaseOutcome(reason="idle", saved_at="10:00", checkpoint=first)
+    session = fold(session, entry(4, Moved(lease=lease(2), tenant="local", before=before)))
+    assert (session.saved_at, session.checkpoint) == ("10:00", first)
+    session = fold(session, entry(5, Lost(lease="l-2", reason="idle")))
+    assert session.checkpoint == first
+    session = fold(session, entry(6, Moved(lease=lease(3), tenant="local")))
+    session = fold(session, entry(7, Lost(lease="l-3", reason="idle", saved_at="11:00", checkpoint=second)))
+    assert (session.saved_at, session.checkpoint) == ("11:00", second)
 
 
 @pytest.mark.parametrize("name", PAGES)

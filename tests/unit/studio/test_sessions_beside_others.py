@@ -239,8 +239,9 @@ def test_a_refusal_is_not_recorded_once_another_program_asks(world: World) -> No
 def test_a_program_elsewhere_records_nothing_that_this_one_would_not(world: World) -> None:
     """Neither a second session of a name, nor one record in the place of another."""
     started = Started(name="thesis", terms=Terms(vram=GIB, ttl_s=300.0))
-    with pytest.raises(NameTaken):
+    with pytest.raises(NameTaken, match="session thesis already") as taken:
         world.sessions.add(Entry(seq=2, session="s-000000000002", at_ns=5, record=started))
+    assert "`sublet session end thesis`" in taken.value.do
     assert not world.sessions.add(Entry(seq=1, session=IDENT, at_ns=5, record=Asked(by=OTHER)))
     assert world.sessions.add(Entry(seq=2, session=IDENT, at_ns=5, record=Asked(by=OTHER)))
     assert world.state() is SessionState.WAITING

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import to_builtins
 
 from sublet.client.model import Offer
 from sublet.studio.office import offer_of
 from sublet.studio.records import Offered
-from sublet.studio.views import offer_facts, refusal, state, the_bill
+from sublet.studio.views import advice, last_saved, offer_facts, refusal, state, the_bill
 from sublet.values import GIB, Kind
 from sublet.wire.http import BillLine
 
@@ -53,6 +55,29 @@ def test_the_bill_of_a_session_says_what_it_consumed_and_how_often_it_gave_up(
 def test_the_bill_of_a_session_says_how_much_memory_was_leased() -> None:
     line = {**to_builtins(LINE), "vram_leased_byte_seconds": 240.0 * GIB}
     assert the_bill(line) == "1 lease, 1m of GPU, 240.0 GiB·s of GPU memory, 30s busy, 2s in the queue"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "text"),
+    [
+        (None, "2026-11-21 06:38 UTC"),
+        ({"volume": "s-1", "number": 4}, "2026-11-21 06:38 UTC, checkpoint 4"),
+        ({"volume": "work", "number": 4}, "2026-11-21 06:38 UTC, checkpoint 4 of volume work"),
+    ],
+)
+def test_what_was_saved_last_is_said_with_where_it_lies(checkpoint: dict[str, object] | None, text: str) -> None:
+    view = {"saved_at": "2026-11-21T06:38:06.250Z", "volume": "s-1", "checkpoint": checkpoint}
+    assert last_saved(view) == text
+    assert last_saved({**view, "saved_at": None}) == ""
+
+
+def test_a_session_that_was_never_granted_is_told_how_to_begin_with_less() -> None:
+    """It may ask for more than any device has: to resume it then is no advice alone."""
+    view: dict[str, Any] = {"name": "big", "end": None, "offer": None, "suspended": False, "reason": "", "leases": []}
+    assert "session end" not in advice(view)
+    refused = advice({**view, "reason": "capacity: no device has 40GiB"})
+    assert "`sublet session end big`, then `sublet session start big --vram SIZE`" in refused
+    assert "session end" not in advice({**view, "reason": "capacity: nothing is free", "leases": [{"id": "l-1"}]})
 
 
 def test_an_offer_has_the_same_words_in_every_place() -> None:

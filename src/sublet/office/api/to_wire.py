@@ -80,7 +80,8 @@ def _wall_of(instant_ns: int, now: Now) -> str:
     return rfc3339(now.wall_ns + instant_ns - now.ns)
 
 
-def end_view(end: EndRecord, saved_wall_ns: int | None = None) -> EndView:
+def _end_view(lease: LeaseRecord, end: EndRecord) -> EndView:
+    saved_wall_ns = lease.saved_wall_ns
     way = end.reported_way(saved_wall_ns)
     return EndView(
         reason=end.reason.value,
@@ -90,6 +91,8 @@ def end_view(end: EndRecord, saved_wall_ns: int | None = None) -> EndView:
         parked="" if end.resume is None else end.resume.hint,
         resume_hint="" if end.resume is None else end.resume.advice,
         saved_at=None if saved_wall_ns is None else rfc3339(saved_wall_ns),
+        saved_version=lease.saved_version,
+        saved_volume=lease.saved_volume,
     )
 
 
@@ -149,7 +152,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
             at=_wall_of(notice.take_at_ns, now),
             detail=notice.detail,
         ),
-        end=None if lease.end is None else end_view(lease.end, lease.saved_wall_ns),
+        end=None if lease.end is None else _end_view(lease, lease.end),
         holder=lease.holder,
         bound_to=None if lease.process is None else lease.process.pid,
         peer=lease.peer,

@@ -154,7 +154,9 @@ def _found(state: State, event: ev.VolumeFound, now: Now) -> None:
 
 
 def _saved(state: State, event: ev.Saved, now: Now) -> None:
-    state.leases[event.lease].saved_wall_ns = event.saved.wall_ns
+    lease = state.leases[event.lease]
+    lease.saved_wall_ns = event.saved.wall_ns
+    lease.saved_version, lease.saved_volume = event.saved.version, event.saved.volume
 
 
 def _of(state: State, event: Any) -> VolumeRecord:

@@ -425,6 +425,10 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Its volume was there before it."""
     saved_wall_ns: int | None = None
     """When the last checkpoint was published under it; known once it has ended."""
+    saved_version: int | None = None
+    """Which one that was, by its number in its volume."""
+    saved_volume: str = ""
+    """In which; empty: it went with its lease."""
 
     @property
     def spot(self) -> bool:

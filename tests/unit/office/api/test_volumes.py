@@ -182,7 +182,7 @@ def test_what_was_saved_under_a_lease_stands_in_its_end_and_in_the_error_of_who_
         async with bench() as b:
             lease = (await b.acquire())["lease"]
             epoch = Epoch(*lease["epoch"])
-            saved = Saved(version=4, wall_ns=1_750_000_000_250_000_000, size=10)
+            saved = Saved(version=4, wall_ns=1_750_000_000_250_000_000, size=10, volume="work")
             resources = tuple(ResourceId(part["resource"]) for part in lease["parts"])
             await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
             torn = TornDown(
@@ -191,7 +191,8 @@ def test_what_was_saved_under_a_lease_stands_in_its_end_and_in_the_error_of_who_
             b.driver.report(torn)
             await b.pass_time("1s")
             at = "2025-06-15T15:06:40.250Z"
-            assert (await b.ask("GET", f"/v1/leases/{lease['id']}")).json["lease"]["end"]["saved_at"] == at
+            end = (await b.ask("GET", f"/v1/leases/{lease['id']}")).json["lease"]["end"]
+            assert (end["saved_at"], end["saved_version"], end["saved_volume"]) == (at, 4, "work")
             late = await b.ask("POST", f"/v1/leases/{lease['id']}/renew", {"epoch": list(epoch)})
             assert late.error["end"]["saved_at"] == at
 
