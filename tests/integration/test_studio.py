@@ -736,8 +736,9 @@ def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(stu
         RemoteStore("localhost", ana.token)
     with pytest.raises(InvalidRequest, match="SUBLET_STUDIO_TOKEN is not set"):
         RemoteStore(studio.address, None)
-    with pytest.raises(Disconnected, match=r"the studio at .* did not answer"):
+    with pytest.raises(Disconnected, match=r"the studio at .* did not answer") as away:
         RemoteStore("http://127.0.0.1:1", "x").read(0)
+    assert "start it with `sublet studio`" in away.value.do, "`sublet status` shows the office alone"
 
 
 def test_a_bill_by_cell_is_the_same_to_program_and_page_and_comes_to_the_sessions_bill(
@@ -868,9 +869,11 @@ def test_a_person_makes_tokens_on_the_page_and_takes_them_back(studio: StudioSta
     ):
         answer = browser.press("/tokens", **fields)
         assert (answer.status, said in answer.text) == (status, True), answer.text
-    one = re.search(rf"{TOKEN_PREFIX}[\w-]{{43}}", browser.press("/tokens", label="one", session=session).text)
-    assert one is not None
+    one = re.search(rf"{TOKEN_PREFIX}[\w-]{{43}}", browser.press("/tokens", label="one", session="own").text)
+    assert one is not None, "a session is named as people name it"
     narrow = Member(studio, one[0])
+    start(ana, "other", "resting", later=True)
+    assert [one["id"] for one in narrow.done("GET", "/v1/sessions")] == [session]
     assert narrow.state(session) == "resting"
     assert narrow.browser().press("/tokens", label="wider").status == 404
     assert bob.browser().press("/tokens/revoke", label="laptop").status == 303

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
@@ -18,8 +18,6 @@ from sublet.invocation import typeable
 if TYPE_CHECKING:
     from sublet.studio.people import People, Person, Token
     from sublet.studio.roster import Roster
-
-URL: Final = "http://127.0.0.1:8320"
 
 
 def _base(text: str) -> str:
@@ -37,8 +35,13 @@ def _user(text: str) -> int:
 
 _Name = Annotated[str, Arg("NAME", parse=name, help="Name of the person.")]
 _Url = Annotated[
-    str,
-    Opt("--url", metavar="URL", parse=_base, help=f"Address of the studio as people reach it (default: {URL})."),
+    str | None,
+    Opt(
+        "--url",
+        metavar="URL",
+        parse=_base,
+        help="Address of the studio as people reach it (default: where studio.toml has it listen).",
+    ),
 ]
 _InviteValid = Annotated[
     float | None,
@@ -93,7 +96,7 @@ def enrol(
         bool, Opt("--skip-known", help="Skip people of the list who exist already with the same tenant.")
     ] = False,
     valid: _InviteValid = None,
-    url: _Url = URL,
+    url: _Url = None,
     as_json: AsJson = False,
 ) -> int:
     """Add the people of a list and print an invite link for each as CSV, once.
@@ -111,6 +114,7 @@ def enrol(
             data = source.read(BYTES_MAX + 1)
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", do="Give the path of a CSV file.") from None
+    url = url or _listening()
     people = _people()
     office = CommandOffice.reach()
     tenants: dict[str, int | None] = {str(one["id"]): one.get("uid") for one in office.get("/v1/tenants")}
@@ -158,13 +162,14 @@ def enrol(
     return DONE
 
 
-def invite(*, person: _Name, valid: _InviteValid = None, url: _Url = URL, as_json: AsJson = False) -> int:
+def invite(*, person: _Name, valid: _InviteValid = None, url: _Url = None, as_json: AsJson = False) -> int:
     """Print a new invite link for a person, once; the earlier link stops working.
 
     The link works once. It logs a browser in with a new token labelled `main`, which replaces the earlier one.
     """
     from sublet.studio.people import INVITE_S
 
+    url = url or _listening()
     people = _people()
     secret = people.invite(person, INVITE_S if valid is None else valid)
     link = f"{url}/join#{secret}"
@@ -312,6 +317,22 @@ def rm(
 
 
 # ---- within
+
+
+def _listening() -> str:
+    """The address at which people of this machine find the studio, by its settings."""
+    from sublet.cli.studio import read_settings
+    from sublet.studio.config import FILE
+
+    settings = read_settings(home_dir() / FILE)
+    host, port = settings.address
+    if settings.socket is not None or not port:
+        where = "a unix socket" if settings.socket is not None else "any free port"
+        raise InvalidRequest(
+            f"by {FILE} the studio listens on {where}, so a link to it cannot be made",
+            do="Give its address as people reach it: --url https://gpu.example.org.",
+        )
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _bind(office: CommandOffice, roster: Roster, group: str | None) -> dict[str, str]:

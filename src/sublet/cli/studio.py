@@ -89,7 +89,7 @@ def studio(
         raise UsageError("no file is named", do="Write `sublet studio --config FILE`.")
     home = home_dir()
     path = home / FILE if config is None else Path(config)
-    settings = _read(path, must_exist=check or config is not None)
+    settings = read_settings(path, must_exist=check or config is not None)
     token = _hub_token(settings)
     if check:
         print(
@@ -125,7 +125,8 @@ def studio(
 # ---- within
 
 
-def _read(path: Path, *, must_exist: bool = False) -> StudioSettings:
+def read_settings(path: Path, *, must_exist: bool = False) -> StudioSettings:
+    """What the file says; the defaults where there is none."""
     from sublet.engines.operator_limits import read_operator_file
 
     text = read_operator_file(path, must_exist=must_exist)
@@ -299,7 +300,7 @@ def _serve(
 def _read_again(studio: Studio, path: Path) -> None:
     """What the file says now; with a mistake in it, or where it cannot be read, what held holds."""
     try:
-        settings = _read(path)
+        settings = read_settings(path)
     except SubletError as error:
         _log.warning("The settings stay as they were: %s", error)
         return

@@ -455,7 +455,7 @@ def _connect_part(connect: ConnectView, form: str) -> Html:
     heads = tag("tr", *(tag("th", text, scope="col") for text in ("Token", "Opens", "", "Good until", "")))
     body = tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
     label = tag("input", name="label", required="required", maxlength="63", placeholder="laptop", autocomplete="off")
-    session = tag("input", name="session", maxlength="20", placeholder="s-…", autocomplete="off")
+    session = tag("input", name="session", maxlength="63", placeholder="its name or id", autocomplete="off")
     valid = tag("input", name="valid", maxlength="20", placeholder="90d", autocomplete="off")
     return tag(
         "details",

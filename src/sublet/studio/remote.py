@@ -59,5 +59,9 @@ class RemoteStore:
         try:
             reply = self._transport.exchange(HttpCall(method=method, path=path, body=body, timeout_s=ANSWER_S))
         except Disconnected as error:
-            raise Disconnected(f"the studio at {self._url} did not answer", sent=error.sent) from error
+            raise Disconnected(
+                f"the studio at {self._url} did not answer",
+                do="Look there whether it runs, or start it with `sublet studio`; leases go on to their deadlines.",
+                sent=error.sent,
+            ) from error
         return decode(reply, shape)

@@ -24,6 +24,8 @@ from sublet.values import shown, valid_name
 BYTES_MAX: Final = 4 << 20
 NAME_MAX: Final = 63
 UID_MAX: Final = (1 << 32) - 2
+UNREADABLE_MAX: Final = 100
+"""After so many lines that are no CSV no further one is read."""
 NO_USERS: Final[Mapping[str, int]] = MappingProxyType({})
 _SEPARATORS: Final = re.compile(r"[-._]")
 _NO_NAME: Final = re.compile(r"[^a-z0-9._-]+")
@@ -70,7 +72,7 @@ def read_roster(
     that there are; with ``make`` others are to be made. ``users``: the user that a tenant is bound to already.
     ``number_of``: the number of a user by login name. ``known``: name → tenant of the people who are there; with
     ``skip_known`` they may be in the list. Raises ``InvalidRequest``, and ``RosterRefused`` where lines are wrong."""
-    head, rows = _rows(data)
+    head, rows, unreadable = _rows(data)
     columns = [column.strip().lower() for column in head]
     wanted = ["name"] if tenant is not None else ["name", "tenant"]
     if [column for column in wanted if columns.count(column) != 1]:
@@ -88,26 +90,26 @@ def read_roster(
         )
     lines = _Lines(tenants, known, make=make)
     bindings = _Bindings(users, number_of)
-    wrong: list[str] = []
+    wrong = {number: f"line {number}: it cannot be read: {why}" for number, why in unreadable.items()}
     new: list[tuple[str, str]] = []
     there: list[str] = []
     for number, row in rows:
         if len(row) != len(columns):
             fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
-            wrong.append(f"line {number}: it has {fields} where the first line has {len(columns)}; is it cut off?")
+            wrong[number] = f"line {number}: it has {fields} where the first line has {len(columns)}; is it cut off?"
             continue
         values = {column: value.strip() for column, value in zip(columns, row, strict=True)}
         name, whose = values["name"], values["tenant"] if tenant is None else tenant
         if why := lines.wrong(number, name, whose) or bindings.wrong(number, whose, values.get("uid", "")):
-            wrong.append(f"line {number}: {why}")
+            wrong[number] = f"line {number}: {why}"
         elif name not in known:
             new.append((name, whose))
         elif skip_known and known[name] == whose:
             there.append(name)
         else:
-            wrong.append(f"line {number}: there is a person {name} already, of tenant {known[name]}")
+            wrong[number] = f"line {number}: there is a person {name} already, of tenant {known[name]}"
     if wrong:
-        raise RosterRefused(wrong)
+        raise RosterRefused([wrong[number] for number in sorted(wrong)])
     if not rows:
         raise InvalidRequest("the list has no people in it", do="Give one line for each person below the first line.")
     if len(known) + len(new) > PEOPLE_MAX:
@@ -180,8 +182,8 @@ class _Bindings:
         return f"user {uid} is that of tenant {taken} already" if taken is not None else ""
 
 
-def _rows(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The first line, and each further one that is not empty with its number."""
+def _rows(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]], dict[int, str]]:
+    """The first line, each further one that is not empty with its number, and why others cannot be read."""
     if len(data) > BYTES_MAX:
         raise InvalidRequest(f"the list has more than {BYTES_MAX >> 20} MiB", do="Give the list of people alone.")
     try:
@@ -191,22 +193,31 @@ def _rows(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
         raise InvalidRequest(
             f"line {line} of the list is not UTF-8 (byte 0x{data[error.start]:02x})", do="Save the list as UTF-8."
         ) from None
-    first = text.partition("\n")[0]
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=";" if ";" in first and "," not in first else ",", strict=True
-    )
+    lines = list(io.StringIO(text, newline=""))
+    delimiter = ";" if lines and ";" in lines[0] and "," not in lines[0] else ","
     found: list[tuple[int, list[str]]] = []
+    unreadable: dict[int, str] = {}
     number = 1
-    try:
-        for row in reader:
-            if any(value.strip() for value in row):
-                found.append((number, row))
-            number = reader.line_num + 1  # where the next row begins; a quoted value may span lines
-    except csv.Error as error:
-        raise InvalidRequest(f"line {number} of the list cannot be read: {error}", do="Save it as CSV again.") from None
+    while number <= len(lines) and len(unreadable) < UNREADABLE_MAX:
+        first = number
+        reader = csv.reader(lines[first - 1 :], delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                if any(value.strip() for value in row):
+                    found.append((number, row))
+                number = first + reader.line_num  # where the next row begins; a quoted value may span lines
+        except csv.Error as error:
+            if not found:
+                raise InvalidRequest(
+                    f"line {number} of the list cannot be read: {error}", do="Save it as CSV again."
+                ) from None
+            # A quotation mark that is not closed takes lines behind it; they are read for themselves.
+            has_taken_others = first + reader.line_num - 1 > number or "unexpected end" in str(error)
+            unreadable[number] = "a quotation mark is not closed" if has_taken_others else str(error)
+            number += 1
     if not found:
         raise InvalidRequest("the list is empty", do="Let its first line name the columns, such as `name,tenant`.")
-    return found[0][1], found[1:]
+    return found[0][1], found[1:], unreadable
 
 
 def _wrong_name(name: str, what: str = "person's name") -> str:

@@ -202,9 +202,13 @@ class PersonSessions:
         self._sessions.reconcile()
         return self._view(found.id)
 
+    def ident_of(self, text: str) -> str:
+        """The id of the session with this id or name."""
+        return self._sessions.find(text).id
+
     def check_is(self, text: str, ident: str) -> None:
         """Raise ``NotFound`` unless this is the id or name of that session."""
-        if self._sessions.find(text).id != ident:
+        if self.ident_of(text) != ident:
             raise no_session(text)
 
     def start(self, name: str, terms: Terms, *, wait_s: float = _FOREVER, later: bool = False) -> Json:

@@ -368,7 +368,7 @@ def _new_token(visit: _Visit, form: Mapping[str, str]) -> str:
     if label.startswith(HUB_LABEL) or any(one.label == label for one in people.tokens(person)):
         raise InvalidRequest(f"there is a token {label[:40]} already", do="Revoke it first, or use another name.")
     if session is not None:
-        visit.mine.check_is(session, session)
+        session = visit.mine.ident_of(session)
     valid_s = parse_duration_ns(form.get("valid", "").strip() or TOKEN_VALID, "validity") / NS_PER_S
     token = people.new_token(person.name, label, valid_s=valid_s, scope=TokenScope(session=session))
     return page.token_page(person, visit.form, label, token, visit.connect)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest
-from sublet.studio.roster import BYTES_MAX, Roster, RosterRefused, read_roster
+from sublet.studio.roster import BYTES_MAX, UNREADABLE_MAX, Roster, RosterRefused, read_roster
 from sublet.values import valid_name
 
 KNOWN: Final = {"eve": "physics", "o.tto": "physics"}
@@ -88,9 +88,8 @@ def test_people_who_are_there_are_passed_over_where_that_is_said() -> None:
         (b"name,tenant,name\nana,physics,x\n", "does not have one column name"),
         ("name,tenant\nana,physics\nb\u00fcb,physics".encode("latin-1"), "line 3 of the list is not UTF-8 (byte 0xfc)"),
         ("name,tenant\nana,physics".encode("utf-16"), "line 1 of the list is not UTF-8"),
-        (b'name,tenant\nana,physics\n"bob,physics\n', "line 3 of the list cannot be read"),
+        (b'"name,tenant\nana,physics\n', "line 1 of the list cannot be read"),
         (b"name,tenant\n" + b"x" * BYTES_MAX, "more than 4 MiB"),
-        (b"name,tenant\n" + b"x" * 200_000 + b",physics\n", "line 2 of the list cannot be read"),
     ],
 )
 def test_what_is_no_list_is_refused(data: bytes, said: str) -> None:
@@ -99,6 +98,30 @@ def test_what_is_no_list_is_refused(data: bytes, said: str) -> None:
     assert said in error.value.message
     assert len(error.value.message) < 300
     assert error.value.do
+
+
+def test_a_quotation_mark_that_is_not_closed_hides_no_other_wrong_line() -> None:
+    """It takes all lines behind it, so they are read for themselves; it was the only line that was named."""
+    lines = {
+        "ana,physics": "",
+        '"bob,physics': "it cannot be read: a quotation mark is not closed",
+        "carl,chemistry": "there is no tenant 'chemistry'",
+        f"{'x' * 200_000},physics": "it cannot be read: field larger than field limit (131072)",
+        "dora,": "no tenant is named",
+        "eli,physics": "",
+    }
+    with pytest.raises(RosterRefused) as error:
+        read("name,tenant\n" + "\n".join(lines))
+    assert list(error.value.lines) == [f"line {number}: {why}" for number, why in enumerate(lines.values(), 2) if why]
+    with pytest.raises(RosterRefused) as error:
+        read('name,tenant\n"bob,physics\nana,physics\n"carl,physics\n')
+    assert [line.partition(":")[0] for line in error.value.lines] == ["line 2", "line 4"]
+
+
+def test_of_a_file_that_is_no_list_at_all_a_hundred_lines_are_named() -> None:
+    with pytest.raises(RosterRefused) as error:
+        read("name,tenant\n" + '"x"y,physics\n' * 100_000)
+    assert len(error.value.lines) == UNREADABLE_MAX
 
 
 def test_one_tenant_for_all_and_a_column_contradict_each_other() -> None:
