@@ -26,6 +26,13 @@ LINES: list[tuple[CellStatus, str]] = [
         Waiting(place=2, reason="gpu0 is held by others", estimate_s=90.0),
         "sublet: queued, place 2 · about 1m 30s · gpu0 is held by others · interrupt to cancel",
     ),
+    (
+        Waiting(place=2, reason="gpu0 is held by others", estimate_s=90.0, error_s=30.0),
+        (
+            "sublet: queued, place 2 · about 1m 30s (nine tenths of such estimates were right to 30s) · "
+            "gpu0 is held by others · interrupt to cancel"
+        ),
+    ),
     (Waiting(place=1, reason="quota"), "sublet: queued, place 1 · quota · interrupt to cancel"),
     (Starting(device="node/gpu0", host=True), "sublet: node/gpu0 (host device, no GPU) · starting"),
     (

@@ -64,6 +64,7 @@ from sublet.notebook.remote_values import RemoteValues, Restored
 from sublet.notebook.resume import (
     GAVE_WAY,
     end_parked,
+    estimate_error_s,
     is_known_to_be_over,
     is_parked,
     resume_parked,
@@ -364,7 +365,9 @@ class Cells:
         fabric = self.fabric()
 
         def waiting(place: Place) -> None:
-            status.show(Waiting(place=place.position, reason=place.reason, estimate_s=place.estimate))
+            estimate_s = place.estimate
+            error_s = None if estimate_s is None else estimate_error_s(fabric)
+            status.show(Waiting(place=place.position, reason=place.reason, estimate_s=estimate_s, error_s=error_s))
 
         def offered(offer: Offer) -> bool:
             status.show(OfferAccepted(what=str(offer)))

@@ -91,6 +91,8 @@ class Waiting:
     place: int
     reason: str
     estimate_s: float | None = None
+    error_s: float | None = None
+    """By how much nine tenths of the office's estimates were right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,7 @@ class Suspended:
     place: int
     """0: it is not known yet."""
     estimate_s: float | None = None
+    error_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,11 +223,20 @@ def _whole(part: str) -> str:
     return part if len(part) > WHOLE_MAX else f'<span style="white-space:nowrap">{part}</span>'
 
 
+def _estimate(status: Waiting | Suspended) -> list[str]:
+    """With how accurate such estimates were, where that is known."""
+    if status.estimate_s is None:
+        return []
+    said = f"about {_seconds(status.estimate_s)}"
+    if status.error_s is not None:
+        said += f" (nine tenths of such estimates were right to {_seconds(status.error_s)})"
+    return [said]
+
+
 def _parts(status: CellStatus) -> list[str]:
     match status:
         case Waiting():
-            about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
-            return [f"queued, place {status.place}", *about, status.reason, "interrupt to cancel"]
+            return [f"queued, place {status.place}", *_estimate(status), status.reason, "interrupt to cancel"]
         case OfferAccepted():
             return ["offered", status.what, "accepted"]
         case Starting():
@@ -241,13 +253,12 @@ def _parts(status: CellStatus) -> list[str]:
             ]
         case Suspended():
             where = [f"place {status.place}"] if status.place else []
-            about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
             return [
                 "suspended, the cell stands still",
                 status.why,
                 "goes on by itself with the next device",
                 *where,
-                *about,
+                *_estimate(status),
                 "interrupt to give it up",
             ]
         case Finished():

@@ -105,7 +105,7 @@ async def status(service: ApiService, call: ApiCall) -> ApiReply:
             audit_head=service.archive.head() if is_told else "",
             supervisor_silent=service.supervisor_silent_s(),
             disk_short=service.why_no_room(),
-            estimates=service.counting.estimates() if is_told else None,
+            estimates=service.counting.estimates(),
         )
     )
 

@@ -81,6 +81,8 @@ def test_estimates_are_compared_with_what_came() -> None:
             await b.pass_time("5s")
             found = (await b.ask("GET", "/v1/status")).json["estimates"]
             assert (found["requests"], found["early"]) == (1, 1.0)
+            status = await b.ask("GET", "/v1/status", token=await b.tenant("ann"))
+            assert status.json["estimates"] == found, "a tenant waits by them too, and they name nobody"
             assert place["estimate"] - 25 <= found["median_error"] == found["p90_error"] <= place["estimate"] - 20
             told = await page(b)
             assert value(told, "sublet_estimate_error_seconds_count") == 1
