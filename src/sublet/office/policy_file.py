@@ -29,10 +29,12 @@ from sublet.values import (
     BYTES_MAX,
     GIB,
     MIB,
+    NS_PER_S,
     BudgetId,
     GroupId,
     ReservationId,
     TenantId,
+    format_duration,
     format_size,
     shown,
     valid_name,
@@ -42,6 +44,8 @@ from sublet.wire.caps import WALLS, LeaseCaps
 FILE: Final = "policy.toml"
 _COUNT_MAX: Final = 1_000_000_000
 _S_MAX: Final = 366 * 24 * 3600
+TTL_MAX_S: Final = 24 * 3600
+"""``Policy.ttl_max_ns``."""
 
 
 class PolicyUnit(enum.StrEnum):
@@ -151,6 +155,18 @@ KEYS: Final[Mapping[str, PolicyKey]] = {
         PolicyKey(
             "office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"
         ),
+        PolicyKey(
+            "office", "max_hold", _S, 1800, 60, "a holder yields after this long without a break, if others wait"
+        ),
+        PolicyKey("office", "min_run", _S, 600, 1, "a batch lease is not taken for another request before"),
+        PolicyKey("office", "idle", _S, 5, 1, "an idle lease yields after this long at most, whatever moving it takes"),
+        PolicyKey("office", "pause", _S, 240, 1, "an idle lease is kept this long from who had `max_hold` already"),
+        PolicyKey("office", "notice", _S, 30, 1, "notice before a lease is taken"),
+        PolicyKey("office", "notice_spot", _S, 5, 1, "notice before a spot lease is taken"),
+        PolicyKey("office", "ttl_gpu", _S, 300, 2, "time to live of GPU leases, where none is asked for"),
+        PolicyKey("office", "ttl_cores", _S, 120, 2, "time to live of leases of cores"),
+        PolicyKey("office", "ttl_memory", _S, 300, 2, "time to live of leases of memory"),
+        PolicyKey("office", "ttl_block", _S, 3600, 2, "time to live of block leases"),
         PolicyKey("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
         PolicyKey("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
         PolicyKey("user", "log_lines_per_minute", _C, 60, 1, "lines of the office's log about one user"),
@@ -165,6 +181,20 @@ FIELDS: Final = {
     "gpu_time": "gpu_seconds",
 }
 """What a key of a group, or of a tenant's quota, is called in the records, where it is called otherwise there."""
+
+DURATIONS: Final[Mapping[str, str]] = {
+    "office.max_hold": "max_hold_ns",
+    "office.min_run": "min_run_batch_ns",
+    "office.idle": "idle_most_ns",
+    "office.pause": "pause_ns",
+    "office.notice": "notice_ns",
+    "office.notice_spot": "notice_spot_ns",
+    "office.ttl_gpu": "ttl_gpu_ns",
+    "office.ttl_cores": "ttl_cpu_ns",
+    "office.ttl_memory": "ttl_memory_ns",
+    "office.ttl_block": "ttl_block_ns",
+}
+"""What a key is called in `Policy`."""
 
 _M, _T = PolicyUnit.MONEY, PolicyUnit.TEXT
 NAMED_KEYS: Final[Mapping[str, PolicyKey]] = {
@@ -269,8 +299,12 @@ class PolicyLimits:
 
     def policy(self, policy: Policy) -> Policy:
         """The office's durations with these limits."""
+        durations = {field: self.given[path] * NS_PER_S for path, field in DURATIONS.items() if path in self.given}
+        if "max_hold_ns" in durations:  # a further turn is no longer than a first one
+            durations["turn_least_ns"] = min(policy.turn_least_ns, durations["max_hold_ns"])
         return msgspec.structs.replace(
             policy,
+            **durations,
             quota_default=self.quota(),
             queue_max=self.number("office.queue"),
             queue_tenant_max=self.number("tenant.queue"),
@@ -426,7 +460,14 @@ def _walls(mask: int) -> tuple[str, ...]:
 
 
 def _check_together(limits: PolicyLimits, name: str) -> None:
-    """Values that contradict each other."""
+    """Values that contradict each other, or what an office can do."""
+    for path, field_name in DURATIONS.items():
+        value = limits.given.get(path, 0)
+        if field_name.startswith("ttl_") and value > TTL_MAX_S:
+            raise InvalidRequest(
+                f"{name}:{limits.lines[path]}: {path} ({KEYS[path].shown(value)}) is longer than any lease may ask for",
+                do=f"Give at most {format_duration(TTL_MAX_S * NS_PER_S)}: a lease in use is renewed anyway.",
+            )
     for low, high in (
         ("tenant.queue", "office.queue"),
         ("tenant.leases", "office.leases"),
@@ -434,6 +475,8 @@ def _check_together(limits: PolicyLimits, name: str) -> None:
         ("lease.memory_per_core", "office.memory"),
         ("lease.processes_per_core", "office.processes"),
         ("lease.cores", "office.cores"),
+        ("office.notice_spot", "office.notice"),
+        ("office.notice", "office.max_hold"),
     ):
         less, more = limits.value(low), limits.value(high)
         if less is not None and more is not None and less > more and (low in limits.given or high in limits.given):

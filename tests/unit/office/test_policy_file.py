@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from sublet.errors import InvalidRequest
@@ -11,10 +12,10 @@ from sublet.node.sandbox.abilities import SandboxPart
 from sublet.node.sandbox.plan import _MUST as MUST
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import DeclaredRecord, Quota, ReservationRecord
-from sublet.office.policy_file import KEYS, PolicyKey, PolicyLimits, PolicyUnit, parse_policy
+from sublet.office.policy_file import DURATIONS, KEYS, TTL_MAX_S, PolicyKey, PolicyLimits, PolicyUnit, parse_policy
 from sublet.office.shared_socket import SharedLimits
 from sublet.settings import FILE_BYTES_MAX
-from sublet.values import GIB, MIB, BudgetId, GroupId, ReservationId, TenantId
+from sublet.values import GIB, MIB, NS_PER_S, BudgetId, GroupId, ReservationId, TenantId
 from sublet.wire.caps import WALLS, LeaseCaps
 
 
@@ -115,6 +116,12 @@ def test_a_negative_number_is_refused(key: PolicyKey) -> None:
         ("[tenant]\nqueue = 11000", "policy.toml:2: tenant.queue (11000) is above office.queue (10000)"),
         ('[lease]\nhome = "1GiB"', "policy.toml:2: lease.home (1GiB) is above lease.memory_per_core (512MiB)"),
         ("[lease]\ncores = 4\n[office]\ncores = 2", "policy.toml:4: lease.cores (4) is above office.cores (2)"),
+        (
+            '[office]\nnotice = "2m"\nmax_hold = "1m"',
+            "policy.toml:3: office.notice (120s) is above office.max_hold (60s)",
+        ),
+        ('[office]\nnotice_spot = "40s"', "policy.toml:2: office.notice_spot (40s) is above office.notice (30s)"),
+        ('[office]\nttl_gpu = "25h"', "policy.toml:2: office.ttl_gpu (90000s) is longer than any lease may ask for"),
         ("[tenant]\nleases = " + "1" * 5000, "policy.toml is not TOML"),
         (
             '[lease]\nallow_missing = ["net", "land-lock"]',
@@ -226,6 +233,35 @@ def test_what_the_parts_of_an_office_are_given() -> None:
     policy = found.policy(Policy())
     assert (policy.quota_default, policy.volumes_tenant_max) == (Quota(leases=5, gpu_seconds=600), 3)
     assert (found.rates().requests_per_minute, found.rates().leases_per_hour) == (600, 3000)
+
+
+def test_the_durations_of_an_office_are_its_policy() -> None:
+    """Each by its key; those that the file does not name stay as they were."""
+    values = {path: KEYS[path].least + 60 for path in DURATIONS}
+    values["office.max_hold"] = 120
+    found = parse_policy("[office]\n" + "".join(f'{path[7:]} = "{value}s"\n' for path, value in values.items()))
+    policy = found.policy(Policy())
+    assert {path: getattr(policy, field) for path, field in DURATIONS.items()} == {
+        path: value * NS_PER_S for path, value in values.items()
+    }
+    assert policy.turn_least_ns == policy.max_hold_ns, "a further turn is no longer than a first one"
+    short = Policy(max_hold_ns=90 * NS_PER_S, ttl_gpu_ns=7 * NS_PER_S)
+    assert parse_policy('[office]\nttl_cores = "9s"\n').policy(short) == msgspec.structs.replace(
+        PolicyLimits().policy(short), ttl_cpu_ns=9 * NS_PER_S
+    )
+
+
+def test_the_defaults_of_durations_are_those_of_the_policy() -> None:
+    assert {path: KEYS[path].default for path in DURATIONS} == {
+        path: getattr(Policy(), field) // NS_PER_S for path, field in DURATIONS.items()
+    }
+    assert Policy().ttl_max_ns == TTL_MAX_S * NS_PER_S
+    assert PolicyLimits().policy(Policy()).turn_least_ns == Policy().turn_least_ns
+
+
+def test_each_lowest_duration_gives_an_office_its_policy() -> None:
+    text = "[office]\n" + "".join(f'{path[7:]} = "{KEYS[path].least}s"\n' for path in DURATIONS)
+    parse_policy(text).policy(Policy())
 
 
 def test_the_limits_of_users_are_those_of_the_shared_socket() -> None:

@@ -124,6 +124,7 @@ class Schedule:
     def set_policy(self, policy: Policy) -> None:
         """Decide by this policy from the next command on. One of its limits may be all that a request lacked."""
         self.policy, self._is_policy_new, self._settled_at_version = policy, True, -1
+        self._moments.set_policy(policy)
 
     def next_wake_ns(self, state: State, now: Now | None = None) -> int | None:
         """When time alone will change something. ``now``: as the clocks are by now, where one of them may have been set
@@ -627,6 +628,11 @@ class _Moments:
         self._known: set[tuple[int, LeaseId]] = set()
         self._most = STALE_MOMENTS_MAX
         """With more entries, those that are stale are dropped."""
+        self._find()
+
+    def set_policy(self, policy: Policy) -> None:
+        """What is due by other durations is due at other moments."""
+        self._policy = policy
         self._find()
 
     def _find(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sublet.errors import LeaseRevoked
 from sublet.lease.states import LeaseStatus
@@ -441,3 +442,18 @@ def test_a_holder_of_no_more_weight_than_the_request_yields_after_the_maximum_wh
     notice = bench.lease(held.id).notice
     assert notice is not None
     assert (notice.reason, notice.beneficiary) == (EndReason.FAIR_SHARE, waits.id)
+
+
+def test_a_maximum_that_the_operator_shortens_or_lengthens_holds_for_leases_that_are_there() -> None:
+    """And the ledger wakes at the moment that it gives, not at that of the policy before."""
+    for maximum_s in (300, 900):
+        bench = Bench(gpus=1, policy=POLICY)
+        held = bench.granted(tenant=ANN, ttl_s=FULL_S)
+        bench.wait(50)
+        bench.queued(tenant=BEN, ttl_s=FULL_S)
+        bench.ledger.set_policy(replace(POLICY, max_hold_ns=seconds(maximum_s)))
+        bench.do(cmd.Tick())
+        bench.wait(maximum_s - 50 - 1)
+        assert bench.lease(held.id).status is LeaseStatus.ACTIVE
+        bench.wait(1)
+        assert bench.lease(held.id).status is LeaseStatus.NOTICED
