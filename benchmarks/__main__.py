@@ -34,7 +34,9 @@ def main() -> int:
                 bound = f"at most {goal.at_most:g}" if goal.at_most is not None else f"at least {goal.at_least:g}"
                 print(f"{'':<16}   goal: {goal.figure}, {goal.of} {bound}")
         return 0
-    names = list(known) if arguments.names == ["all"] else arguments.names
+    names = arguments.names
+    if names == ["all"]:
+        names = [name for name, row in known.items() if row.is_in_all]
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"there is no row {unknown[0]!r}; `python -m benchmarks` lists them.")

@@ -136,6 +136,8 @@ class Row:
     """The run is stopped after this long."""
     distributions: Sequence[str] = ()
     """Whose versions the result names."""
+    is_in_all: bool = True
+    """Whether it is run with all others; else by its name alone."""
 
 
 @dataclass(kw_only=True)

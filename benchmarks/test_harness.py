@@ -276,3 +276,9 @@ def test_the_work_of_a_worker_that_ended_is_ours_while_its_supervisor_lives() ->
         os.close(end)
     """
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=True, timeout=60)
+
+
+def test_a_row_that_takes_an_hour_is_run_by_its_name_alone() -> None:
+    from benchmarks.__main__ import all_rows
+
+    assert [name for name, row in all_rows().items() if not row.is_in_all] == ["studio_curve"]

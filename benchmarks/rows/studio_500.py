@@ -42,6 +42,8 @@ SEED: Final = 500
 WINDOW_S: Final = 10.0
 """Of processor time and memory."""
 EVENT_BYTES_MAX: Final = 1 << 20
+UPDATE: Final = '[studio]\nupdate = "1s"\n'
+"""The settings of the studio."""
 
 ADMISSION: Final = "admission, p99"
 SHOWN: Final = "a started session on its page, p99"
@@ -66,10 +68,25 @@ class Person:
     wrong: list[str] = field(default_factory=list)
 
 
-def measure(bench: Bench) -> list[Figure]:
-    people, within_s = bench.either(PEOPLE, 40), bench.either(WITHIN_S, 12.0)
-    after_s = bench.either(AFTER_S, 6.0)
-    with Office(bench.folder, "--host-gpus", DEVICES) as office, running_studio(office) as (studio, port):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """What came of a course that arrived. Times in milliseconds."""
+
+    admission: list[float]
+    shown: list[float]
+    grants: list[float]
+    """From a grant until the page has it."""
+    loads: list[tuple[float, float]]
+    """Processor in per cent of a core, and memory in MB, by window."""
+    wrong: list[str]
+    events: int
+
+
+def arrivals(bench: Bench, people: int, within_s: float, after_s: float, settings: str = UPDATE) -> Arrivals:
+    """So many people arrive at a studio of their own. ``settings``: its studio.toml."""
+    folder = bench.folder / f"{people}"
+    folder.mkdir()
+    with Office(folder, "--host-gpus", DEVICES) as office, running_studio(office, settings) as (studio, port):
         bench.say(f"{people} people are added")
         course = _add_people(office, people)
         watch = [*tree(office.pid), studio.pid]
@@ -77,44 +94,53 @@ def measure(bench: Bench) -> list[Figure]:
         bench.say(f"they arrive within {within_s:.0f} s")
         asyncio.run(_arrive(bench, office, port, course, within_s, after_s, watch, loads))
         leases = _leases(office)
-    wrong = [one for person in course for one in person.wrong]
-    if len(wrong) > people // 100:
-        raise RuntimeError(f"{len(wrong)} requests failed; the first: {wrong[0]}")
-    admission = [(leases[one.session][0] - one.sent_s) * 1e3 for one in course if one.session in leases]
-    shown = [(one.shown_s - one.sent_s) * 1e3 for one in course if one.shown_s]
-    grants = [
-        (one.granted_shown_s - leases[one.session][1]) * 1e3
-        for one in course
-        if one.granted_shown_s and leases.get(one.session, (0, 0))[1]
-    ]
-    if min(len(admission), len(shown)) < 0.9 * people:
+    return Arrivals(
+        admission=[(leases[one.session][0] - one.sent_s) * 1e3 for one in course if one.session in leases],
+        shown=[(one.shown_s - one.sent_s) * 1e3 for one in course if one.shown_s],
+        grants=[
+            (one.granted_shown_s - leases[one.session][1]) * 1e3
+            for one in course
+            if one.granted_shown_s and leases.get(one.session, (0, 0))[1]
+        ],
+        loads=loads,
+        wrong=[one for person in course for one in person.wrong],
+        events=sum(one.events for one in course),
+    )
+
+
+def measure(bench: Bench) -> list[Figure]:
+    people, within_s = bench.either(PEOPLE, 40), bench.either(WITHIN_S, 12.0)
+    came = arrivals(bench, people, within_s, bench.either(AFTER_S, 6.0))
+    if len(came.wrong) > people // 100:
+        raise RuntimeError(f"{len(came.wrong)} requests failed; the first: {came.wrong[0]}")
+    if min(len(came.admission), len(came.shown)) < 0.9 * people:
         raise RuntimeError(
-            f"of {people} sessions {len(admission)} are known to the office and {len(shown)} were shown."
+            f"of {people} sessions {len(came.admission)} are known to the office and {len(came.shown)} were shown."
         )
-    events = sum(one.events for one in course)
     bench.note(
-        f"{people} people, a tenant each, {within_s:.0f} s, {DEVICES} host devices, {events:,} events on the pages; "
-        f"{len(wrong)} requests failed. Pages are told of a change within `studio.update`, set to its least, 1 s. "
-        "Processor and memory are those of office, supervisor and studio, in windows of "
+        f"{people} people, a tenant each, {within_s:.0f} s, {DEVICES} host devices, {came.events:,} events on the "
+        f"pages; {len(came.wrong)} requests failed. Pages are told of a change within `studio.update`, set to its "
+        "least, 1 s. Processor and memory are those of office, supervisor and studio, in windows of "
         f"{WINDOW_S:.0f} s; MB are 10⁶ bytes, shared pages counted by part. Clients ran on the same machine."
     )
+    grants = came.grants
     return [
-        figure(ADMISSION, "ms", [percentile(admission, 99)], operations=admission),
-        figure("admission, median", "ms", [statistics.median(admission)]),
-        figure(SHOWN, "ms", [percentile(shown, 99)], operations=shown),
-        figure("a started session on its page, median", "ms", [statistics.median(shown)]),
+        figure(ADMISSION, "ms", [percentile(came.admission, 99)], operations=came.admission),
+        figure("admission, median", "ms", [statistics.median(came.admission)]),
+        figure(SHOWN, "ms", [percentile(came.shown, 99)], operations=came.shown),
+        figure("a started session on its page, median", "ms", [statistics.median(came.shown)]),
         *([figure(GRANT_SHOWN, "ms", [percentile(grants, 99)], operations=grants)] if grants else []),
-        figure(CPU, "% of a core", [cpu for cpu, _ in loads]),
-        figure(MEMORY, "MB", [max(memory for _, memory in loads)]),
+        figure(CPU, "% of a core", [cpu for cpu, _ in came.loads]),
+        figure(MEMORY, "MB", [max(memory for _, memory in came.loads)]),
     ]
 
 
 @contextmanager
-def running_studio(office: Office) -> Iterator[tuple[Child, int]]:
+def running_studio(office: Office, settings: str = UPDATE) -> Iterator[tuple[Child, int]]:
     """`sublet studio` beside the office, and its port."""
     port = free_port()
     home = Path(office.env["SUBLET_HOME"])
-    (home / "studio.toml").write_text('[studio]\nupdate = "1s"\n')
+    (home / "studio.toml").write_text(settings)
     command = [*sublet_command(), "studio", "--no-start", "--listen", f"127.0.0.1:{port}"]
     child = Child(command, name="studio", env=office.env)
 

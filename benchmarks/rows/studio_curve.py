@@ -1,0 +1,54 @@
+"""From 500 to 5,000 sessions that arrive within ten minutes: what grows, and how. There is no goal.
+
+As in ``studio_500``, with a studio and an office of their own for each size. A studio takes 4,096 connections, so of
+5,000 people those who come last find no room for an open page: they are admitted all the same, and their pages are
+left out. It takes an hour, so ``all`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+from typing import Final
+
+from benchmarks.harness import Bench, Figure, Row, figure
+from benchmarks.ours import DISTRIBUTIONS
+from benchmarks.rows.studio_500 import AFTER_S, UPDATE, WITHIN_S, arrivals
+from benchmarks.stats import percentile
+
+SIZES: Final = (500, 1000, 2000, 5000)
+WAITING: Final = f"{UPDATE}waiting = 10000\n"
+"""The queue runs off in the second half of the time alone, and a studio lets a thousand requests wait by default."""
+FILES: Final = 16_384
+"""Descriptors of this program, which has a connection for each open page and each request."""
+
+
+def measure(bench: Bench) -> list[Figure]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES if hard == resource.RLIM_INFINITY else min(FILES, hard), hard))
+    found: list[Figure] = []
+    for people in bench.either(SIZES, (10, 20)):
+        came = arrivals(bench, people, bench.either(WITHIN_S, 8.0), bench.either(AFTER_S, 4.0), WAITING)
+        bench.note(
+            f"{people} people: {len(came.admission)} sessions known to the office, {len(came.shown)} on a page, "
+            f"{len(came.wrong)} requests failed."
+        )
+        found += [
+            figure(f"{people}: admission, p99", "ms", [percentile(came.admission, 99)], operations=came.admission),
+            figure(f"{people}: admission, median", "ms", [statistics.median(came.admission)]),
+            *([figure(f"{people}: on its page, p99", "ms", [percentile(came.shown, 99)])] if came.shown else []),
+            figure(f"{people}: processor of studio and office", "% of a core", [cpu for cpu, _ in came.loads]),
+            figure(f"{people}: memory of studio and office, the most", "MB", [max(one for _, one in came.loads)]),
+        ]
+    return found
+
+
+ROW: Final = Row(
+    name="studio_curve",
+    title="500 to 5,000 sessions arrive at the studio within 10 minutes",
+    goals=[],
+    measure=measure,
+    limit_s=3600,
+    distributions=DISTRIBUTIONS,
+    is_in_all=False,
+)
