@@ -26,6 +26,7 @@ from sublet.cli import main
 from sublet.client.home import socket_path
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized, Unsupported
+from sublet.lease.value import wall_ns_of
 from sublet.studio import FabricOffice, Sessions, open_sessions
 from sublet.studio.office import sessions_folder, this_process
 from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, People, TokenScope
@@ -35,7 +36,7 @@ from sublet.studio.right import find_right
 from sublet.studio.service import Studio
 from sublet.studio.session_bill import bill_row
 from sublet.studio.web import BODY_MAX_BYTES
-from sublet.values import GIB, MIB
+from sublet.values import GIB, MIB, NS_PER_S
 from sublet.wire.http_views import SESSION_LABEL
 from tests.integration.office_stage import OfficeStage
 from tests.integration.studio_stage import PATIENCE_S, Answer, Browser, Member, StudioStage, studio_stage
@@ -612,6 +613,9 @@ def test_the_end_of_a_lease_is_recorded_as_the_office_tells_it_though_nobody_loo
     end = studio.office.office.ask("GET", lease).doc["lease"]["end"]
     (recorded,) = ana.done("GET", f"/v1/sessions/{view['id']}")["leases"]
     assert (recorded["until"], recorded["reason"]) == (end["at"], end["reason"])
+    (line,) = (one for one in studio.office.office.ask("GET", "/v1/bill").doc if one["key"] == view["lease"])
+    assert line["end"] == end["reason"]
+    assert abs(wall_ns_of(line["ended_at"]) - wall_ns_of(end["at"])) < NS_PER_S, "which is all that is left of it later"
 
 
 def test_a_second_studio_on_one_state_folder_is_refused(studio: StudioStage) -> None:

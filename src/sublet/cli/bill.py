@@ -41,6 +41,7 @@ _COLUMNS = (
     "ended",
     "priority_cost",
     "vram_leased_byte_seconds",
+    "ended_at",
 )
 
 

@@ -436,8 +436,12 @@ class Sessions(Generic[L]):
         found = next((one for one in self.all() if one.id == seen.session), None)
         if found is None:
             return False
-        if found.state is SessionState.ACTIVE and found.lease is not None and found.lease.id == seen.id:
-            self._append_if(found, _lost(seen))
+        lease = found.lease
+        if lease is not None and lease.id == seen.id:
+            # what was saved is known once nothing is left of the lease, and its end was perhaps recorded before that
+            tells_more = seen.saved_at is not None and lease.saved_at is None
+            if found.state is SessionState.ACTIVE or (found.state is SessionState.RESTING and tells_more):
+                self._append_if(found, _lost(seen))
         return True
 
     def _check_ours(self, session: Session, seen: Seen) -> None:

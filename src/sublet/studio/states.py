@@ -49,7 +49,8 @@ class SessionEvent(enum.StrEnum):
     RUN = "run"
     """A cell has run under a lease of it, and what it consumed is known."""
     LOSE = "lose"
-    """Its lease has ended, for the reason that is recorded."""
+    """Its lease has ended, for the reason that is recorded; again where the office says later what was saved under it.
+    """
     END = "end"
     """Its person ended the session."""
 
@@ -59,6 +60,7 @@ SESSION_TABLE: Final[Mapping[tuple[SessionState, SessionEvent], SessionState]] =
     (_S.RESTING, _E.ASK): _S.WAITING,
     (_S.RESTING, _E.MOVE): _S.ACTIVE,
     (_S.RESTING, _E.RUN): _S.RESTING,
+    (_S.RESTING, _E.LOSE): _S.RESTING,
     (_S.RESTING, _E.END): _S.ENDED,
     (_S.WAITING, _E.ASK): _S.WAITING,
     (_S.WAITING, _E.OFFER): _S.OFFERED,

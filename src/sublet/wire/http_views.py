@@ -283,6 +283,8 @@ class BillLine(Message, kw_only=True):
     """The part of the cost that was paid for priority."""
     vram_leased_byte_seconds: float = 0.0
     """GPU memory that was leased, in bytes, times how long."""
+    ended_at: str | None = None
+    """When, where the line is of one lease that has ended: the bill knows that for as long as there is a bill."""
 
 
 class ConnectedView(Message, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, NotFou
 from sublet.studio.records import (
     Accepted,
     Asked,
+    CheckpointLocator,
     Entry,
     Granted,
     LeaseRecord,
@@ -283,6 +285,21 @@ def test_an_end_that_the_office_tells_is_recorded_once_and_of_the_present_lease_
     assert [type(one.record) for one in world.store.entries].count(Lost) == 1
     assert world.history() == [("l-1", "idle", 3)]
     assert not world.sessions.lost(Seen(id="l-9", session="s-00000000000f"))
+
+
+def test_what_was_saved_is_recorded_when_it_is_known_though_the_end_was_before(world: World) -> None:
+    """A lease that is given back ends at once; its last checkpoint is known when nothing is left of it."""
+    world.sessions.acquire(IDENT)
+    ended = world.office.ended("l-1", "released", 3)
+    world.sessions.reconcile()
+    later = replace(ended, saved_at="10:00", checkpoint=CheckpointLocator(volume=IDENT, number=4))
+    for _ in range(2):
+        assert world.sessions.lost(later)
+        assert world.sessions.lost(ended)
+    session = world.sessions.find(IDENT)
+    assert (session.state, session.saved_at, session.checkpoint) == (SessionState.RESTING, "10:00", later.checkpoint)
+    assert world.history() == [("l-1", "released", 3)]
+    assert [type(one.record) for one in world.store.entries].count(Lost) == 2
 
 
 def test_a_session_that_goes_on_under_another_lease_knows_how_the_one_before_ended(world: World) -> None:

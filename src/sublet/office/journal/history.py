@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sublet.errors import JournalError
+from sublet.lease.value import rfc3339
 from sublet.office.journal import audit
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import Bill, Charge, Holding, Line, Usage
@@ -296,6 +297,7 @@ def _wire_line(line: Line, currency: str) -> BillLine:
         priority_cost=float(line.priority_cost),
         currency=currency,
         end=line.end,
+        ended_at=None if line.ended_wall_ns is None else rfc3339(line.ended_wall_ns),
         live=line.live,
         way=line.way,
     )

@@ -22,6 +22,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
+from sublet.lease.value import rfc3339
 from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http_views import SESSION_LABEL, check_grouping
 from sublet.wire.orders import Metered
@@ -234,6 +235,8 @@ class Line:
     ended: dict[str, int] = field(default_factory=dict)
     """Leases whose end lies in the window, by reason."""
     end: str | None = None
+    ended_wall_ns: int | None = None
+    """When, where the line is of one lease that has ended."""
     live: bool = False
     way: str = ""
 
@@ -431,6 +434,8 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
         before_ns += holding.held_ns
     if inside:
         first, last = usage.holdings[0], usage.holdings[-1]
+        if usage.end is not None and not usage.is_volume:
+            row.ended_wall_ns = last.wall_ns + last.held_ns
         if _within(first.wall_ns, since_ns, until_ns):
             row.waited_ns = usage.waited_ns
         if usage.end is not None and not usage.is_volume and _within(last.wall_ns + last.held_ns, since_ns, until_ns):
@@ -563,7 +568,7 @@ _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
     *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
-    *("period", "waited_seconds", "ended", "priority_cost", "vram_leased_byte_seconds"),
+    *("period", "waited_seconds", "ended", "priority_cost", "vram_leased_byte_seconds", "ended_at"),
 )
 
 
@@ -602,6 +607,7 @@ def to_csv(bill: Bill) -> str:
                 " ".join(f"{reason}:{count}" for reason, count in sorted(line.ended.items())),
                 f"{line.priority_cost:f}",
                 f"{_scaled(line.vram_leased_byte_ns, 9):f}",
+                "" if line.ended_wall_ns is None else rfc3339(line.ended_wall_ns),
             )
         )
     return out.getvalue()

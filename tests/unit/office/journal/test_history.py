@@ -211,6 +211,7 @@ def test_a_bill_goes_over_the_wire_in_seconds(place: Place) -> None:
     assert (line.key, line.tenant, line.held_seconds, line.gpu_seconds, line.end) == ("a", "ada", 4.0, 2.0, "released")
     assert line.cost == pytest.approx(2 / 3600, abs=1e-6)
     assert line.currency == "credits"
+    assert line.ended_at == "2023-11-14T22:13:24.000Z", "as long after the grant, on the wall clock, as it was held"
     assert line.vram_leased_byte_seconds == 4 * part(millis=500).amount > 0
 
 
@@ -242,6 +243,7 @@ def test_every_field_of_a_bill_is_on_the_wire_and_in_the_table() -> None:
         period="2026-11",
         waited_ns=18 * 10**9,
         vram_leased_byte_ns=22 * 10**9,
+        ended_wall_ns=1_750_000_000_250_000_000,
         ended={"released": 19, "lost": 20},
     )
     bill = Bill(by="lease", currency="credits", lines=(line,), total=line)
@@ -273,6 +275,7 @@ def test_every_field_of_a_bill_is_on_the_wire_and_in_the_table() -> None:
         "period": "2026-11",
         "waited_seconds": 18,
         "vram_leased_byte_seconds": 22,
+        "ended_at": "2025-06-15T15:06:40.250Z",
         "ended": {"released": 19, "lost": 20},
     }
     assert msgspec.structs.asdict(sent) == expected
