@@ -9,7 +9,7 @@ import pytest
 
 from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.node.supervisor.locks import PREFIX, Claims, DeviceLocks
-from sublet.values import GIB
+from sublet.values import GIB, ResourceId
 from sublet.wire.orders import Foreign, Inventory
 
 Make = Callable[[str], Claims]
@@ -48,6 +48,23 @@ def test_devices_of_the_office_alone_need_no_lock(tmp_path: Path, make: Make) ->
     assert claims.configure(declared(tmp_path, "2x4GiB")) == []
     assert claims.again() == []
     assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def test_without_an_office_only_what_is_not_clean_yet_is_kept_from_others(tmp_path: Path, make: Make) -> None:
+    """A supervisor that waits for one card in quarantine kept all of them, for an office that had ended."""
+    first, second = make("/srv/ada"), make("/srv/ben")
+    first.configure(declared(tmp_path, "2x4GiB@lab"))
+    first.keep_only({ResourceId("local/lab-gpu0")})
+    assert first.again() == []
+    kept, free = second.configure(declared(tmp_path, "2x4GiB@lab"))
+    assert ("/srv/ada" in kept.detail, free.detail) == (True, "")
+    _, others = first.configure(declared(tmp_path, "2x4GiB@lab"))
+    assert "/srv/ben" in others.detail, "the next office hears who has it"
+    first.keep_only(set())
+    assert told(second.again()) == {"local/lab-gpu0": ""}
+    assert first.again() == [], "nor does it wait for what others have"
+    first.close()
+    second.close()
 
 
 def test_what_is_no_longer_in_the_inventory_is_let_go(tmp_path: Path, make: Make) -> None:

@@ -5,8 +5,11 @@ A real card's memory lies behind its device file. That of a pretended one is a f
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,10 +18,13 @@ from typing import Any, Final
 
 import pytest
 
+from sublet.client.home import runtime_dir
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import Rig, make_rig
+from tests.rig.rig import Rig, clear, make_rig
 from tests.rig.test_interface import run_on
+from tests.rig.test_office import USES_A_CARD
 from tests.rig.test_personalities import STEPS
+from tests.traces import plain_env, supervisor_of, until
 
 pytestmark = pytest.mark.needs("gcc")
 
@@ -254,3 +260,61 @@ def test_a_card_that_guests_of_tenants_cannot_use_is_found_before_the_first_of_t
     found = rehearsed(rig)
     assert f"other users cannot read {rig.folder}" in found["walled"]
     assert found["failed"] == ""
+
+
+COMPUTES: Final = 0
+"""The list of NVML that such a process is in."""
+IN_TURN: Final = """
+set -e
+"$0" -m sublet run --gpu 1GiB -- "$0" -c "$1" </dev/null
+"$0" -m sublet run --gpu 1GiB --gpus 4 --wait 20s -- true
+"$0" -m sublet down --now
+"""
+"""Two leases; the second one has all cards, so what the first left was cleaned. This shell is process 1."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes is made by root")
+def test_beside_programs_of_others_cards_come_clean_in_a_namespace_of_processes(rig: Rig, tmp_path: Path) -> None:
+    """As in a container whose driver names processes as they are called there, and where policy.toml has cards lent on
+    which other programs compute. The program that cleans went by the kind of namespace, saw memory in use and no
+    process that uses it, and no lease ever ended."""
+    (tmp_path / "policy.toml").write_text("[office]\nlend_beside = true\n")
+    stranger = rig.draws(0, 256 << 20, 1)
+    stranger.list = COMPUTES
+    env = {**plain_env(), **rig.env, "SUBLET_HOME": str(tmp_path)}
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", IN_TURN]
+    done = subprocess.run([*words, sys.executable, USES_A_CARD], env=env, capture_output=True, text=True, timeout=120)
+    stranger.taken = 0
+    assert done.returncode == 0, done
+
+
+def test_a_card_in_quarantine_keeps_no_other_card_from_another_office(rig: Rig, tmp_path: Path) -> None:
+    """Its own office has ended. The supervisor that stays kept all four of them, and `sublet down` said nothing."""
+    command = [sys.executable, "-m", "sublet"]
+    envs = [plain_env() | rig.env | {"SUBLET_HOME": str(tmp_path / name)} for name in ("first", "second")]
+
+    def run(env: dict[str, str], *words: str) -> str:
+        done = subprocess.run([*command, *words], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def free(env: dict[str, str]) -> int:
+        devices = json.loads(run(env, "status", "--json"))["devices"]
+        return sum(device["kind"] == "gpu" and device["free"] == device["capacity"] for device in devices)
+
+    run(envs[0], "run", "--gpu", "1GiB", "--", "true")  # the office has tried its cards out
+    until("four clean cards", lambda: free(envs[0]) == 4)
+    trouble = rig.trouble("cuMemsetD8_v2", code=1)
+    run(envs[0], "run", "--gpu", "1GiB", "--wait", "20s", "--", "true")
+    until("a quarantine", lambda: json.loads(run(envs[0], "status", "--json"))["quarantined"])
+    said = run(envs[0], "down")
+    supervisor = supervisor_of(runtime_dir(tmp_path / "first"))
+    assert "Its supervisor stays for 1 slice in quarantine" in said
+    assert supervisor is not None
+    clear(trouble)
+    try:
+        run(envs[1], "run", "--gpu", "1GiB", "--gpus", "3", "--wait", "20s", "--", "true")
+        until("all but one are free", lambda: free(envs[1]) == 3)
+        run(envs[1], "down", "--now")
+    finally:
+        os.kill(supervisor, signal.SIGKILL)

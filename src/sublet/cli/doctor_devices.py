@@ -32,7 +32,7 @@ from sublet.node.agent.nvml import (
     survey,
     who_is,
 )
-from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all
+from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all, shows_pids
 from sublet.node.agent.suspend_probe import Ability, ability
 from sublet.node.supervisor.locks import all_held, lock_folder
 from sublet.values import NS_PER_S, Suspend, format_size
@@ -140,9 +140,10 @@ def _health(readings: list[CardReading]) -> CheckResult:
     return "ok", "no error reported"
 
 
-def _in_use(readings: list[CardReading]) -> CheckResult:
-    """GPU memory that is in use. What foreign processes use is not lent, and `sublet status` says so."""
-    if not sees_all_processes():
+def _in_use(readings: list[CardReading], sees: bool | None = None) -> CheckResult:
+    """GPU memory that is in use. What foreign processes use is not lent, and `sublet status` says so. ``sees``: whether
+    the driver names processes as this machine does, if that was tried out."""
+    if not (sees_all_processes() if sees is None else sees):
         used = [f"{format_size(r.used)} of {r.uuid}" for r in readings if r.used]
         why = "processes cannot be told apart from inside this container"
         return "note", f"{why}; in use: {', '.join(used) or 'nothing'}"
@@ -224,6 +225,8 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
         return checks
     nodes = {card.uuid: card.nodes for card in found.cards}
     tried = {one.card: one for one in asyncio.run(rehearse_all(nodes, _caps()))}
+    if (sees := shows_pids(tried.values())) is not None:
+        checks["GPU in use"] = lambda: _in_use(_read(found, None), sees)
     models: dict[str, list[Card]] = {}
     for card in sorted(found.cards, key=lambda card: bool(tried[card.uuid].busy)):
         if not card.is_instance and not tried[card.uuid].failed:

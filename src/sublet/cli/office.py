@@ -178,6 +178,10 @@ def down(
         live = answer["leases"]
         kept = f", and {plural(live, 'lease')} {'goes' if live == 1 else 'go'} on" if keep and live else ""
         print(f"The office has ended (pid {running['pid']}){kept}.")
+        if running["quarantined"]:
+            held = plural(running["quarantined"], "slice")
+            print(f"Its supervisor stays for {held} in quarantine: no other office gets what was not seen to be clean.")
+            print(typeable("`sublet up` and `sublet fence ls` show it."))
     return DONE
 
 

@@ -261,7 +261,7 @@ class Office:
         agent = SupervisedAgent(
             _with_disk(inventory, disk_bytes(self.home)),
             offered=lambda: self._inventory,
-            caps=self._limits.caps(),
+            caps=self._caps(self._limits),
             office=beginning.journal.id,
             incarnation=lambda: state.books.incarnation,
             connect=beginning.supervisor,
@@ -290,6 +290,10 @@ class Office:
         door.open()
         self._stack.callback(path.unlink, missing_ok=True)
         self._stack.callback(door.close)
+
+    def _caps(self, limits: PolicyLimits) -> LeaseCaps:
+        """What the supervisor is to go by."""
+        return replace(limits.caps(), shows_pids=self._shows_pids)
 
     def _watch_cards(self, inventory: Inventory, agent: SupervisedAgent, state: State) -> None:
         if has_cards(inventory):
@@ -362,7 +366,7 @@ class Office:
             server.bound_users(limits.value("user.connections"))
         self._offer()
         if self._set_caps is not None:
-            await self._set_caps(limits.caps())
+            await self._set_caps(self._caps(limits))
         return limits
 
     async def _apply(self, limits: PolicyLimits, changed: Mapping[str, str], caller: Caller | None = None) -> None:

@@ -44,3 +44,6 @@ class LeaseCaps:
     """Whether cards on which other programs compute are lent for oneself all the same."""
     count_launches: bool = later(False)
     """Whether guests count what frameworks launch on their cards, by CUPTI where it is at hand."""
+    shows_pids: bool | None = later(None)
+    """Whether the driver names processes as this machine does, as was found when the cards were tried out; None: it was
+    not found out."""

@@ -5,6 +5,7 @@
 
 ``--since`` is when the card was lent (nanoseconds of CLOCK_BOOTTIME). What drew on a screen with it before that still
 does, and an MPS server serves; neither is what the lease has left. ``--beside 1``: nor is any other process of before.
+``--sees 1``: the pids of the driver are those of this machine, as was found when the card was tried out.
 ``--most BYTES``: a rehearsal, on a card that no lease has had: no more than that is overwritten.
 
 It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because a process
@@ -299,7 +300,15 @@ def answer(arguments: Sequence[str]) -> str:
         os.environ[VISIBLE] = uuid  # a neighbour that is sick, or split, is then none of its business
         given = dict(zip(rest[::2], rest[1::2], strict=True))
         since_ns, at_rest, most = (int(given.get(name, 0)) for name in ("--since", "--rest", "--most"))
-        found = clean(uuid, given.get("--settings", ""), since_ns, rest=at_rest, beside="--beside" in given, most=most)
+        found = clean(
+            uuid,
+            given.get("--settings", ""),
+            since_ns,
+            rest=at_rest,
+            beside="--beside" in given,
+            most=most,
+            sees_processes=given["--sees"] == "1" if "--sees" in given else None,
+        )
     return dumps(found).decode()
 
 

@@ -17,7 +17,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from sublet.errors import SubletError, Unauthorized
 from sublet.lease.fence import FenceTable
 from sublet.lease.teardown import Teardown
-from sublet.values import NS_PER_S, LeaseId
+from sublet.values import NS_PER_S, LeaseId, ResourceId
 from sublet.wire.guests import Orders, Reports
 from sublet.wire.orders import End, Inventory, Order, Report
 
@@ -83,7 +83,8 @@ class SupervisorCore(Generic[L]):
         self._gone: set[LeaseId] = set()
         """Leases with guests that are gone since the last turn."""
         self._alone_since_ns = now_ns
-        self._may_quit = False
+        self.may_quit = False
+        """The office needs it no longer: it ends once nothing is left to look after, and waits for no other office."""
 
     # ---- the office ----
 
@@ -98,7 +99,7 @@ class SupervisorCore(Generic[L]):
         self.law.resend_reports(now_ns)
         if self.office is not None:
             self.office.cut(Unauthorized("another office of the same home took over"))
-        self.office, self._may_quit = office, False
+        self.office, self.may_quit = office, False
         return is_new
 
     def obey(self, orders: Orders, now_ns: int) -> None:
@@ -119,9 +120,12 @@ class SupervisorCore(Generic[L]):
             self.office = None
             self._alone_since_ns = now_ns
 
-    def quit(self) -> None:
-        """The office needs it no longer: it ends once nothing is left to look after, and waits for no other office."""
-        self._may_quit = True
+    def used(self) -> set[ResourceId]:
+        """What leases have, or what could not be taken from them yet."""
+        if self.law is None:
+            return set()
+        live = (part.resource for entry in self.law.fence for part in entry.parts)
+        return {*live, *(teardown.part.resource for teardown in self.law.teardowns())}
 
     def is_needed(self, now_ns: int, *, has_guests: bool, can_be_found: bool) -> bool:
         """Whether there is anything to look after. ``can_be_found``: whether another office could come; else it waits
@@ -132,7 +136,7 @@ class SupervisorCore(Generic[L]):
             return False
         if self.law is not None and (len(self.law.fence) or self.law.teardowns()):
             return True
-        if self._may_quit:
+        if self.may_quit:
             return False
         return self.office is not None or now_ns - self._alone_since_ns < ALONE_NS
 

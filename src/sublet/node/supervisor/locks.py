@@ -29,13 +29,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import ClassVar, Final, Literal
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.lazy_dataclass import dataclass
 from sublet.node.by_descriptor import change
-from sublet.values import NS_PER_S
+from sublet.values import NS_PER_S, ResourceId
 from sublet.wire.orders import Device, Foreign, Inventory
 
 FOLDERS: Final = ("/run/lock", "/var/lock", "/tmp")
@@ -572,6 +572,13 @@ class Claims:
                 del self._taken[device]
         changed = {name for name in {*before, *self._taken} if before.get(name) != self._taken.get(name)}
         return [self._foreign_use(device) for device in self._named() if device.machine_id in changed]
+
+    def keep_only(self, used: Container[ResourceId]) -> None:
+        """No office needs the rest any more: others may have it, until an office comes and says again what it needs."""
+        for device in self._named():
+            if device.id not in used:
+                self._locks.unlock(device.machine_id)
+                self._taken.pop(device.machine_id, None)
 
     def close(self) -> None:
         """Let others have all of it."""

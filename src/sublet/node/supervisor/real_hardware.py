@@ -418,6 +418,8 @@ class CardCleaning:
         self._begun_ns = begun_ns
         self.lends_beside = False
         """Whether programs of others that were on a card when it was lent may stay there."""
+        self.shows_pids: bool | None = None
+        """``LeaseCaps.shows_pids``."""
         self._cards: dict[str, _Card] = {}
 
     def before_use(self, card: str, now_ns: int) -> None:
@@ -480,7 +482,9 @@ class CardCleaning:
         since = ("--since", str(known.since_ns)) if known.since_ns is not None else ()
         rest = ("--rest", str(known.rest)) if known.rest else ()
         beside = ("--beside", "1") if self.lends_beside else ()
-        self._forked_jobs.run(lambda: self._run((card, "--scrub", *settings, *since, *rest, *beside)), on_cleaned)
+        sees = () if self.shows_pids is None else ("--sees", str(int(self.shows_pids)))
+        words = (card, "--scrub", *settings, *since, *rest, *beside, *sees)
+        self._forked_jobs.run(lambda: self._run(words), on_cleaned)
         return look
 
 

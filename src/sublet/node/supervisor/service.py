@@ -295,6 +295,8 @@ class Supervisor:
     def _stop_if_idle(self) -> None:
         if not self._is_needed(self.loop.now_ns()):
             self.loop.stop()
+        elif self._core.may_quit:  # for what is left to look after, which may be one card in quarantine
+            self._claims.keep_only(self._core.used())
 
     def _is_needed(self, now_ns: int) -> bool:
         at = (os.path.join(self.settings.runtime, SOCKET_NAME), self.settings.state)  # else it was removed, or moved
@@ -350,7 +352,7 @@ class Supervisor:
     def _cap(self, caps: LeaseCaps) -> None:
         """Leases that begin from now on have these caps, and all guests together have theirs at once."""
         self._launch.caps = caps
-        self.premises.cards.lends_beside = caps.lend_beside
+        self.premises.cards.lends_beside, self.premises.cards.shows_pids = caps.lend_beside, caps.shows_pids
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         with open("/proc/sys/kernel/pid_max", "rb") as file:
             pids_max = int(file.read(32))
@@ -452,7 +454,7 @@ class Supervisor:
         self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)
 
     def quit(self, asked: Quit) -> None:
-        self._core.quit()
+        self._core.may_quit = True
         if asked.now:
             self._end_all(self.loop.now_ns() + QUIT_NS)
         self.loop.soon(self._stop_if_idle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ class Law:
 
     def __init__(self, told: list[str]) -> None:
         self.told = told
-        self.fence: list[str] = []
-        self.down: tuple[str, ...] = ()
+        self.fence: list[Any] = []
+        self.down: tuple[Any, ...] = ()
         self.wake_ns: int | None = None
 
     def send(self, order: Extend, *, now_ns: int, incarnation: int) -> None:
@@ -45,7 +46,7 @@ class Law:
     def resend_reports(self, now_ns: int) -> None:
         self.told.append(f"again at {now_ns}")
 
-    def teardowns(self) -> tuple[str, ...]:
+    def teardowns(self) -> tuple[Any, ...]:
         return self.down
 
 
@@ -196,7 +197,7 @@ def test_it_waits_for_none_that_cannot_find_it(stage: Stage) -> None:
 def test_it_stays_for_what_lives_or_is_being_torn_down(stage: Stage) -> None:
     office = Office()
     stage.core.configure(office, INVENTORY, 1)
-    stage.core.quit()
+    stage.core.may_quit = True
     assert not is_needed(stage, 2)
     assert is_needed(stage, 2, guests=True)
     stage.law.fence = ["l"]
@@ -207,8 +208,16 @@ def test_it_stays_for_what_lives_or_is_being_torn_down(stage: Stage) -> None:
     assert not is_needed(stage, 2)
 
 
+def test_it_knows_what_is_used_or_not_clean_yet(stage: Stage) -> None:
+    assert stage.core.used() == set()
+    stage.core.configure(Office(), INVENTORY, 1)
+    stage.law.fence = [SimpleNamespace(parts=(SimpleNamespace(resource="a"), SimpleNamespace(resource="b")))]
+    stage.law.down = (SimpleNamespace(part=SimpleNamespace(resource="c")),)
+    assert stage.core.used() == {"a", "b", "c"}
+
+
 def test_an_office_that_comes_after_one_told_it_to_quit_needs_it(stage: Stage) -> None:
     stage.core.configure(Office(), INVENTORY, 1)
-    stage.core.quit()
+    stage.core.may_quit = True
     stage.core.configure(Office(), INVENTORY, 2)
     assert is_needed(stage, 3)
