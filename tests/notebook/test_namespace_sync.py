@@ -563,6 +563,16 @@ def test_what_was_changed_under_one_name_and_changed_back_is_seen_under_another(
     assert nb.sent.parcels == []
 
 
+def test_an_attribute_alone_makes_a_counter_another(nb: Notebook) -> None:
+    nb.here("from collections import Counter\nd = Counter('ab')")
+    assert nb.there("d") is None
+    assert nb.there("d.of = 1") is None
+    assert nb.names["d"].of == 1
+    nb.here("d.of = 2")
+    assert nb.there("said = d.of") is None
+    assert nb.names["said"] == 2
+
+
 def test_objects_known_to_share_are_not_told_apart_again_for_each_cell(
     nb: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

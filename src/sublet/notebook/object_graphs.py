@@ -145,7 +145,7 @@ CHANGING: Final[Mapping[type, Look]] = {
     set: list,
     collections.OrderedDict: lambda value: (value.__dict__, *value, *value.values()),
     collections.defaultdict: lambda value: (value.default_factory, *value, *value.values()),
-    collections.Counter: _of_dict,
+    collections.Counter: lambda value: (value.__dict__, *value, *value.values()),
     collections.deque: lambda value: (value.maxlen, *value),
     collections._tuplegetter: lambda value: (value.__doc__,),  # type: ignore[attr-defined]
     types.SimpleNamespace: _of_attributes,

@@ -181,11 +181,11 @@ CONTAINERS: list[Kind] = [
         "x is vars(colorsys)",
     ),
     travels(
-        "an ordered dict with attributes",
-        "from collections import OrderedDict\nx = OrderedDict(a=1); x.me = x",
-        "x.me is x and x['a'] == 1",
-        "x.n = [2]; x['b'] = x.n",
-        "x.me is x and x.n is x['b'] and x.n == [2]",
+        "an ordered dict and a counter with attributes",
+        "from collections import Counter, OrderedDict\nx = OrderedDict(a=1); x.me = x; x.c = y = Counter('ab')",
+        "x.me is x and x['a'] == x.c['b'] == 1",
+        "x.n = [2]; x['b'] = x.n; x.c.of = x.n",
+        "x.me is x and x.n is x['b'] is x.c.of and x.n == [2]",
     ),
     travels(
         "a counter, a dict with defaults and a deque of one's own, which want other arguments",
