@@ -110,7 +110,8 @@ def play(show: Show) -> None:
     say("Every card was tried out before it is offered; this says what was found, with the time of each step.")
     report = show.type("sublet", "doctor", "--gpu", status=int(not _lends(rig.personality)))
     if not _lends(rig.personality):
-        show.check("not lent" in report, "doctor does not say that the card is not lent")
+        is_told = any(words in report for words in ("not lent", "cannot be lent"))
+        show.check(is_told, "doctor does not say that the card is not lent")
         say("No card of this machine can be used as it is, so none is lent. That is all there is to see.")
         return
     program = show.home.parent / "program.py"
@@ -122,12 +123,12 @@ def play(show: Show) -> None:
     show.check(len(used) == 1, "the program did not say which card it used")
     show.check(not rig.dirty(used[0]), "something was left on the card")
     print("(checked: nothing but zeros is left in its memory)")
-    several = sum(not _is_part(rig, index) for index in range(len(rig.personality.cards)))
-    if several > 1 and not rig.personality.hidden:
+    whole = [i for i in range(len(rig.personality.cards)) if i not in rig.personality.hidden and not _is_part(rig, i)]
+    if len(whole) > 1:
         say("One process for each of two cards, as torchrun would start them.")
         show.type("sublet", "run", "--gpus", "2", "--gpu", "4GiB", "--per-device", "--", "python", str(program))
         show.await_free()
-    last = max(index for index in range(len(rig.personality.cards)) if index not in rig.personality.hidden)
+    last = whole[-1]  # an Xid names a card, never a part of one
     say(f"The driver reports Xid 79 of card {last} (it fell off its bus): it is lent no more until a person vouches.")
     rig.xid(last, 79)
     show.await_fence("Xid 79")
@@ -145,7 +146,7 @@ def _is_free(card: dict[str, Any]) -> bool:
 
 
 def _lends(personality: Personality) -> bool:
-    return not any(line.field == "init_code" for line in personality.lines)
+    return not personality.not_lent and not any(line.field == "init_code" for line in personality.lines)
 
 
 def _is_part(rig: Rig, index: int) -> bool:

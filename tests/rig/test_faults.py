@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.supervisor.suspending import Suspending
 from tests.commands import start_piped
+from tests.rig.device_files import DEVICES
 from tests.rig.rig import Rig, clear
 from tests.rig.test_interface import SOURCES, run_on
 from tests.traces import plain_env, until
@@ -22,6 +25,7 @@ from tests.traces import plain_env, until
 pytestmark = pytest.mark.needs("gcc")
 
 WAIT_S: Final = 60.0
+ONLY_ROOT: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device files")
 OPTIONAL: Final = (
     "nvmlDeviceGetName",
     "nvmlDeviceGetMemoryInfo_v2",
@@ -100,7 +104,7 @@ def test_an_unknown_answer_to_an_optional_question_makes_no_card_faulty(rig: Rig
 
 
 HOLDER: Final = """
-import ctypes, json, types
+import ctypes, json, os, types
 from sublet.compute.posting import check_holder
 from sublet.errors import InvalidRequest
 from sublet.values import Kind
@@ -116,15 +120,22 @@ cuda = ctypes.CDLL("libcuda.so.1")
 said.append(refused())
 assert cuda.cuInit(0) == 0
 said.append(refused())
+said.append([os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")])
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 1) == 0
 said.append(refused())
 print(json.dumps(said))
 """
 
 
-def test_a_notebook_that_asked_whether_there_is_a_gpu_may_hold_a_lease(rig: Rig) -> None:
-    """``torch.cuda.is_available()`` begins CUDA and makes no context; every ``@sublet.gpu`` call was then refused."""
-    before, loaded, begun, with_context = run_on(rig, HOLDER)
+@pytest.mark.parametrize("with_files", [False, pytest.param(True, marks=ONLY_ROOT)])
+def test_a_notebook_that_asked_whether_there_is_a_gpu_may_hold_a_lease(rig: Rig, with_files: bool) -> None:
+    """``torch.cuda.is_available()`` begins CUDA and makes no context; every ``@sublet.gpu`` call was then refused. The
+    device files of the cards are open from that moment on, which was taken for a use of them."""
+    rig.state.nodes = with_files
+    for index in range(4):
+        rig.card(index).node = 10 + index
+    before, loaded, begun, files, with_context = run_on(rig, DEVICES * with_files + HOLDER)
+    assert ("/dev/nvidiactl" in files and "/dev/nvidia11" in files) == with_files
     assert (before, loaded, begun) == ("", "", "")
     assert "has a CUDA context on a card" in with_context
 
@@ -295,10 +306,17 @@ def test_a_trial_that_is_ended_leaves_no_process_on_the_card(rig: Rig) -> None:
     row = rig.trouble("cuCheckpointProcessCheckpoint", hangs=1)
     with Program(rig, PROBES, rig.card(0).name) as trial, Program(rig, LOOKS_AT_ALL) as program:
         until("the card in use", lambda: row.met and program.asked(), WAIT_S)
-        trial.process.kill()
-        trial.process.wait()
-        clear(row)
-        until("nobody on a card", lambda: program.asked() == [], WAIT_S)
+        (pid,) = program.asked()
+        # A call that waits for the driver sees no end of input; so does a process that stands still.
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            trial.process.kill()
+            trial.process.wait()
+            clear(row)
+            until("nobody on a card", lambda: program.asked() == [], WAIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 LOOKS_AT_ALL: Final = """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Final
 
+import pynvml
 import pytest
 
 from tests.rig.personalities import EXCLUSIVE, FOUR_H100
 from tests.rig.rig import NewRig, Rig
-from tests.rig.test_interface import run_on
+from tests.rig.test_interface import SOURCES, run_on
 from tests.rig.test_personalities import HAS_BEEN_THERE, STEPS
 
 pytestmark = pytest.mark.needs("gcc")
@@ -135,6 +138,34 @@ def test_what_an_ended_process_still_has_is_waited_for_in_each_step(new_rig: New
     assert (found["failed"], found["busy"]) == ("", "")
     assert [step["name"] for step in found["steps"]] == STEPS
     assert lent == [rig.card(0).name, rig.card(1).name]
+
+
+SHADOW: Final = """
+import os, sys
+with open({said!r}, "a") as file:
+    file.write(f"{{sys.flags.no_site}} {{os.environ.get('CUDA_MPS_PIPE_DIRECTORY')}}\\n")
+__file__ = {real!r}
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+"""A package of this name that says who loads it, in a folder that only a variable leads to."""
+TRIES_OUT: Final = """
+import asyncio, json, sys
+from sublet.node.agent.rehearsal import rehearse_all
+from sublet.wire.caps import LeaseCaps
+(found,) = asyncio.run(rehearse_all({sys.argv[1]: ()}, LeaseCaps()))
+print(json.dumps(found.failed))
+"""
+
+
+def test_what_tries_a_card_out_finds_libraries_where_the_office_finds_them(rig: Rig, tmp_path: Path) -> None:
+    """It has the environment of a supervisor, which had none of these variables: another NVML was asked, or none, and
+    the MPS server of this machine was not found."""
+    said = tmp_path / "said"
+    (tmp_path / "pynvml.py").write_text(SHADOW.format(said=str(said), real=pynvml.__file__))
+    paths = os.pathsep.join((str(tmp_path), str(SOURCES.parent)))
+    pipe = str(tmp_path / "mps")
+    assert run_on(rig, TRIES_OUT, rig.card(0).name, PYTHONPATH=paths, CUDA_MPS_PIPE_DIRECTORY=pipe) == ""
+    assert set(said.read_text().splitlines()) == {f"1 {pipe}"}, "a supervisor runs without ``site``"
 
 
 def test_nothing_but_what_it_wrote_itself_is_left(new_rig: NewRig) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.client.home import runtime_dir
+from tests.rig.device_files import DEVICES
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, clear, make_rig
 from tests.rig.test_interface import run_on
@@ -126,24 +127,6 @@ def test_libraries_that_a_tenants_guest_may_not_see_are_a_refusal_with_the_folde
     message, _ = found_by_a_guest(rig, hands_on=True)
     assert f"other users can write {rig.folder}" in message
 
-
-DEVICES: Final = """
-import os, sys
-from sublet.node.sandbox import syscalls
-from sublet.node.sandbox.plan import BASIC_NODES
-names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *(f"nvidia{number}" for number in range(10, 14))]
-devices = {name: os.makedev(1, 7) for name in names}  # /dev/full, which no process has open
-devices |= {os.path.basename(path): os.stat(path).st_rdev for path in BASIC_NODES}
-syscalls.unshare(syscalls.CLONE_NEWNS)
-syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
-syscalls.mount("tmpfs", "/dev", syscalls.MS_NOSUID)
-os.umask(0)
-for name, device in devices.items():
-    os.mknod("/dev/" + name, 0o20666, device)
-for name in ("pts", "shm"):
-    os.mkdir("/dev/" + name)
-"""
-"""The device files of four cards, in a mount namespace."""
 
 FINDS: Final = f"""{ROOM}{DEVICES}
 from sublet.node.agent.nvml import survey

@@ -125,21 +125,38 @@ def test_a_desktop_is_none_of_what_a_supervisor_that_died_had_left(sublet: Shell
     [
         ("4xH100", 0, ("rank 1: 256 MiB written", "nothing but zeros is left", "fell off its bus (Xid 79)")),
         ("no-uvm", 0, ("0 × GPU", "Not lent: ", "nvidia-modprobe", "none is lent")),
+        ("jetson", 0, ("0 × GPU", "Such a GPU cannot be lent", "none is lent")),
+        ("mig", 0, ("lent as a part of a card", "nothing but zeros is left", "fell off its bus (Xid 79)")),
         ("8xCray", 2, ("There is no machine 8xCray", "make demo RIG=4xH100|")),
     ],
 )
 def test_a_person_is_shown_an_office_on_pretended_cards(machine: str, status: int, said: tuple[str, ...]) -> None:
     """`make demo RIG=...`. It checks what it shows, and says that nothing of it is real."""
-    command = [sys.executable, "-m", "tests.rig.show", machine]
-    done = subprocess.run(command, cwd=SOURCES.parents[1], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = shown(machine)
     assert done.returncode == status, done
     for words in said:
         assert words in done.stdout + done.stderr, words
     assert status or done.stdout.count("PRETENDED CARDS") == 2
-    cards = set(re.findall(r"GPU-[0-9a-f]{8}", done.stdout))
-    assert status or len(cards) == len(SHOWN[machine].cards)
+    cards = set(re.findall(r"(?:GPU|MIG)-[0-9a-f]{8}", done.stdout))
+    assert status or SHOWN[machine].not_lent or len(cards) == len(SHOWN[machine].cards)
     locks = [name for folder in (lock_folder(), ROOTS) if os.path.isdir(folder) for name in os.listdir(folder)]
     assert [name for name in locks if any(card in name for card in cards)] == [], "what locked them is left"
+
+
+if os.environ.get("SUBLET_MACHINES") == "all":  # a quarter of a minute for each machine
+
+    @pytest.mark.xdist_group("tests/rig/show")
+    @pytest.mark.parametrize("machine", SHOWN)
+    def test_each_machine_can_be_shown(machine: str) -> None:
+        done = shown(machine)
+        assert done.returncode == 0, done
+        assert done.stdout.count("PRETENDED CARDS") == 2
+
+
+def shown(machine: str) -> subprocess.CompletedProcess[str]:
+    """As `make demo RIG=...` runs it."""
+    command = [sys.executable, "-m", "tests.rig.show", machine]
+    return subprocess.run(command, cwd=SOURCES.parents[1], capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
 def is_lendable(sublet: Shell, rig: Rig) -> bool:

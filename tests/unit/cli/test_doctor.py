@@ -345,3 +345,26 @@ def test_cards_that_failed_with_a_guest_are_told_with_the_guest_they_failed_with
     state, text, *more = checks["card 1"]()
     assert (state, more) == ("broken", ["Look."])
     assert "not lent, a guest could not use it; before that: NVML 0.01 s, cleaning 0.01 s" in text
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_an_mps_server_of_this_machine_is_told_with_what_it_takes_away(
+    serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if serves:
+        (tmp_path / "control").touch()  # the pipe of its control daemon
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    found = survey(FakeNvml([FakeCard(0)]))
+
+    async def tried(cards: object, caps: object) -> list[Rehearsal]:
+        return [Rehearsal(card=found.cards[0].uuid)]
+
+    monkeypatch.setattr("sublet.cli.doctor_devices.survey", lambda: found)
+    monkeypatch.setattr("sublet.cli.doctor_devices.device_checks", dict)
+    monkeypatch.setattr("sublet.cli.doctor_devices.rehearse_all", tried)
+    state, text, *do = gpu_checks()["GPU surroundings"]()
+    if not serves:
+        assert (state, "no MPS" in text, do) == ("ok", True, [])
+        return
+    assert (state, f"an MPS server at {tmp_path}" in text) == ("note", True)
+    assert do[0].startswith("With MPS guests are not suspended")
