@@ -9,7 +9,7 @@ from typing import Any, Final
 import pynvml
 import pytest
 
-from tests.rig.personalities import EXCLUSIVE, FOUR_H100
+from tests.rig.personalities import EXCLUSIVE, FOUR_H100, MPS, OLD_DRIVER, Personality
 from tests.rig.rig import NewRig, Rig
 from tests.rig.test_interface import SOURCES, run_on
 from tests.rig.test_personalities import HAS_BEEN_THERE, STEPS
@@ -138,6 +138,40 @@ def test_what_an_ended_process_still_has_is_waited_for_in_each_step(new_rig: New
     assert (found["failed"], found["busy"]) == ("", "")
     assert [step["name"] for step in found["steps"]] == STEPS
     assert lent == [rig.card(0).name, rig.card(1).name]
+
+
+TAKES_ALL_AFTER_DOCTOR: Final = """
+import ctypes, json
+from sublet.cli.doctor_devices import gpu_checks
+said = [check() for name, check in gpu_checks().items() if name.startswith("card ")]
+cuda = ctypes.CDLL("libcuda.so.1")
+codes = [cuda.cuInit(0)]
+codes += [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device) for device in range(len(said))]
+print(json.dumps([codes, [text for _, text, *_ in said]]))
+"""
+
+
+def test_doctor_ends_when_its_own_processes_have_left_the_cards(new_rig: NewRig) -> None:
+    """A card that lets one process in was still taken for the program that came next."""
+    rig = new_rig(EXCLUSIVE)
+    rig.state.lingers_ms = 2_000
+    codes, said = run_on(rig, TAKES_ALL_AFTER_DOCTOR)
+    assert codes == [0, 0, 0]
+    assert all("; suspend: yes" in text and ", suspending " in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("personality", "why"),
+    [
+        (MPS, "suspend: operation not supported (cuCheckpointProcessLock said "),
+        (OLD_DRIVER, "the driver speaks CUDA 12.4, and suspends processes only since 12.8)"),
+    ],
+    ids=["MPS", "driver 550"],
+)
+def test_doctor_says_why_nothing_is_suspended_on_a_card(new_rig: NewRig, personality: Personality, why: str) -> None:
+    """It gave one reason everywhere: where an MPS server was in the way, that a newer driver was needed."""
+    _, said = run_on(new_rig(personality), TAKES_ALL_AFTER_DOCTOR)
+    assert [why in text.partition("; suspend: no (")[2] for text in said] == [True] * 2, said
 
 
 SHADOW: Final = """

@@ -194,9 +194,11 @@ def test_a_process_behind_the_walls_of_a_tenant_is_suspended_and_resumed(rig: Ri
     """Another user in a process namespace of its own: the trial was a child of the office, and stood for these too."""
     cards = ",".join(rig.card(index).name for index in range(4))
     behind = (sys.executable, "-c", BEHIND, str(rig.folder))
-    assert run_on(rig, PROBES, cards, *behind) == {"suspend": "same_type"}
+    assert run_on(rig, PROBES, cards, *behind) == {"suspend": "same_type", "why": ""}
     rig.trouble("cuCheckpointProcessRestore", code=304)  # CUDA_ERROR_OPERATING_SYSTEM
-    assert run_on(rig, PROBES, cards, *behind) == {"suspend": "none"}
+    found = run_on(rig, PROBES, cards, *behind)
+    assert found["suspend"] == "none"
+    assert "cuCheckpointProcessRestore said CUDA_ERROR_OPERATING_SYSTEM" in found["why"]
 
 
 IS_LENT: Final = f"""{DEVICES}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import os
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -15,9 +16,10 @@ from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.show import plural
 from sublet.client.home import home_dir
 from sublet.devices import nvrtc
-from sublet.devices.cuda_driver import dotted, has_bindings
+from sublet.devices.cuda_driver import LINGERS_S, dotted, has_bindings
 from sublet.errors import SubletError
 from sublet.invocation import installing
+from sublet.node.agent.clean_card import AT_REST
 from sublet.node.agent.health import fault_in
 from sublet.node.agent.inventory import NO_BINDINGS
 from sublet.node.agent.limits import memory_bytes, usable_cores
@@ -204,11 +206,16 @@ def _of_the_office(found: Survey) -> CheckResult:
 PACKAGES: Final = ("nvidia-ml-py", "cuda-bindings", "warp-lang", "torch")
 _MODES: Final = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
 _MPS: Final = "/tmp/nvidia-mps"
+_GONE_EVERY_S: Final = 0.05
 _SUSPENDS: Final = {
-    Suspend.NONE: "no (needs CUDA 12.8, sublet[gpu], and a whole card; tried with a card of the model)",
+    Suspend.NONE: "no",
     Suspend.SAME_DEVICE: "yes, and resumed on the same card (tried with a card of the model)",
     Suspend.SAME_TYPE: "yes, and resumed on the same card or on another of its model (tried with two of them)",
 }
+_PART: Final = "the driver suspends nothing on a part of a card"
+_CAPS: Final = (
+    "PyTorch in workers and kernels, CuPy everywhere; JAX (XLA) and TensorFlow have none, and allocate as they grow"
+)
 _WALLED: Final = {
     Suspend.NONE: "guests of other tenants are not suspended",
     Suspend.SAME_DEVICE: "guests of other tenants too, on the same card",
@@ -224,6 +231,7 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     if not found.cards:
         return checks
     nodes = {card.uuid: card.nodes for card in found.cards}
+    before = {reading.uuid: reading.used or 0 for reading in _read(found, None)}
     tried = {one.card: one for one in asyncio.run(rehearse_all(nodes, _caps()))}
     if (sees := shows_pids(tried.values())) is not None:
         checks["GPU in use"] = lambda: _in_use(_read(found, None), sees)
@@ -240,7 +248,7 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     checks["GPU surroundings"] = lambda: _surroundings(tried)
     checks["GPU guests"] = lambda: _guests(tried)
     for index, card in enumerate(found.cards):
-        checks[f"card {index}"] = partial(_card, card, tried[card.uuid], suspends)
+        checks[f"card {index}"] = partial(_card, card, tried[card.uuid], suspends, before[card.uuid])
     return checks
 
 
@@ -312,7 +320,8 @@ def _guests(tried: dict[str, Rehearsal]) -> CheckResult:
     return "note", text, "Give users tenants of their own (`sublet tenant add`) where this matters."
 
 
-def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> CheckResult:
+def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability], before: int) -> CheckResult:
+    """``before``: how much of it was in use before it was tried out."""
     what = f"{card.uuid}, {card.model}, {format_size(card.capacity)}"
     steps = ", ".join(f"{step.name} {step.took_ns / NS_PER_S:.2f} s" for step in tried.steps)
     if tried.failed:
@@ -322,12 +331,16 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> C
         return "note", f"{what}: in use by others, and not tried ({tried.busy})", "See `nvidia-smi` for who has it."
     lent = "lent as a part of a card, for exclusivity partition" if card.is_instance else "lent"
     watch = "yes, every 5 s" if tried.shows_pids else "no, the driver does not list processes of this machine here"
-    can = Ability() if card.is_instance else suspends(card.model)
+    can = Ability(why=_PART) if card.is_instance else suspends(card.model)
+    if can.took_ns:
+        steps += f", suspending {can.took_ns / NS_PER_S:.2f} s (once for its model)"
+    if tried.compute_mode in ONE_PROCESS:
+        _await_gone(card.uuid, before)
     may = [
         "scrub: yes",
         f"watch of VRAM: {watch}",
-        "cap: PyTorch in workers and kernels",
-        f"suspend: {_SUSPENDS[can.local]}" + (f"; {_WALLED[can.walled]}" if can.local is not Suspend.NONE else ""),
+        f"cap: {_CAPS}",
+        f"suspend: {_suspends(can)}",
     ]
     modes = [] if tried.compute_mode < 0 else [f"compute mode {_MODES[min(tried.compute_mode, 3)]}"]
     modes += [] if tried.persistence < 0 else [f"persistence {'on' if tried.persistence else 'off'}"]
@@ -337,3 +350,22 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> C
         do = "In this mode only one process computes on a card: `nvidia-smi -c DEFAULT` lets a lease have several."
         return "note", said, do
     return "ok", said
+
+
+def _suspends(can: Ability) -> str:
+    """For guests of tenant local, and for others."""
+    said = _SUSPENDS[can.local] + (f" ({can.why})" if can.why else "")
+    if can.local is Suspend.NONE:
+        return said
+    return f"{said}; {_WALLED[can.walled]}" + (f" ({can.walled_why})" if can.walled_why else "")
+
+
+def _await_gone(card: str, before: int) -> None:
+    """What tried it out has ended, and may have it for a moment more; the program that comes next would find a card
+    taken that lets one process in."""
+    nvml, until_s = Nvml.open(), time.monotonic() + LINGERS_S
+    try:
+        while (nvml.read(card).used or 0) > max(before, AT_REST) and time.monotonic() < until_s:
+            time.sleep(_GONE_EVERY_S)
+    finally:
+        nvml.close()

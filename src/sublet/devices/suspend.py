@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, dotted, open_driver, uuid_digits
 from sublet.errors import GpuError, SubletError, Unsupported
@@ -231,9 +231,8 @@ def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out:
     out = out or sys.stdout
     if arguments and arguments[0] == "--probe":
         cards, argv = arguments[1].split(","), tuple(arguments[2:])
-        print(
-            json.dumps({"suspend": probe(cards, argv=(*argv, TINY) if argv else PLAINLY).value}), file=out, flush=True
-        )
+        found = probe(cards, argv=(*argv, TINY) if argv else PLAINLY)
+        print(json.dumps({"suspend": found.suspend.value, "why": found.why}), file=out, flush=True)
         return 0
     try:
         suspender = Suspender(open_driver())
@@ -274,58 +273,78 @@ TRIED_MAX: Final = 3
 """Cards of one model that are tried until it works on one: others may have all the memory of the first."""
 
 
+class Probed(NamedTuple):
+    """What may be offered."""
+
+    suspend: Suspend
+    why: str
+    """Why no more than that: what failed last. Empty if everything was seen to work, or the rest was not tried."""
+
+
 def probe(
     cards: Sequence[str] = ("",), make: Callable[[], Suspender] | None = None, argv: Sequence[str] = PLAINLY
-) -> Suspend:
+) -> Probed:
     """Suspend and resume a small process that has one of these cards of one model first, as a guest has that of its
     lease; where it was, and on another of the model. Only what was seen to work is the answer, whatever goes wrong."""
-    found = Suspend.NONE
-    with contextlib.suppress(SubletError):
+    try:
         suspender = make() if make is not None else Suspender(open_driver())
-        works = next((card for card in cards[:TRIED_MAX] if _tried(suspender, argv, card)), None)
-        if works is not None:
-            found = Suspend.SAME_DEVICE
-            twins = suspender.same_model_pairs(works)[:TRIED_MAX] if suspender.can_move else []
-            if any(_tried(suspender, argv, works, (pair, pair[::-1])) for pair in twins):
-                found = Suspend.SAME_TYPE
-    return found
+    except SubletError as error:
+        return Probed(Suspend.NONE, error.message)
+    why = ""
+    for card in cards[:TRIED_MAX]:
+        if why := _tried(suspender, argv, card):
+            continue
+        try:
+            twins = suspender.same_model_pairs(card)[:TRIED_MAX] if suspender.can_move else []
+        except SubletError as error:
+            return Probed(Suspend.SAME_DEVICE, error.message)
+        for pair in twins:
+            if not (why := _tried(suspender, argv, card, (pair, pair[::-1]))):
+                return Probed(Suspend.SAME_TYPE, "")
+        return Probed(Suspend.SAME_DEVICE, why)
+    return Probed(Suspend.NONE, why)
 
 
-def _tried(suspender: Suspender, argv: Sequence[str], card: str, pairs: Sequence[tuple[bytes, bytes]] = ()) -> bool:
-    """Whether a small process went there and back. A process that has ended may keep the other card for a moment; what
-    could not be resumed there is of no use any more, so it is tried with a new one."""
+def _tried(suspender: Suspender, argv: Sequence[str], card: str, pairs: Sequence[tuple[bytes, bytes]] = ()) -> str:
+    """Why a small process did not go there and back; empty if it did. A process that has ended may keep the other card
+    for a moment; what could not be resumed there is of no use any more, so it is tried with a new one."""
     until_s = time.monotonic() + LINGERS_S
     env = {**os.environ, VISIBLE: prefer_cards([card])} if card else None
     while True:
         try:
             tiny = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError:
-            return False
+        except OSError as error:
+            return f"the process for the trial could not be started ({error.strerror})"
         with tiny:
             try:
                 assert tiny.stdout is not None
-                return tiny.stdout.readline().strip() == "ready" and _there_and_back(suspender, tiny, pairs)
+                if tiny.stdout.readline().strip() != "ready":
+                    return "the process for the trial could not use the card"
+                return _there_and_back(suspender, tiny, pairs)
             except SubletError as error:
                 if not isinstance(error.__cause__, DeviceTaken) or time.monotonic() > until_s:
-                    return False
-            except (OSError, ValueError):
-                return False
+                    return error.message
+            except (OSError, ValueError) as error:
+                return f"the process for the trial ended ({type(error).__name__})"
             finally:
                 tiny.kill()
 
 
 def _there_and_back(
     suspender: Suspender, tiny: subprocess.Popen[str], pairs: Sequence[tuple[bytes, bytes]] = ()
-) -> bool:
+) -> str:
+    """Why not; empty if it did."""
     assert tiny.stdin is not None
     assert tiny.stdout is not None
     done = suspender.suspend(_below(tiny.pid))
     if len(done) != 1:
-        return False
+        return "the driver reported no process that uses the card"
     suspender.resume(done, pairs)
     tiny.stdin.write("\n")
     tiny.stdin.flush()
-    return tiny.stdout.readline().strip() == "same"
+    if tiny.stdout.readline().strip() != "same":
+        return "its memory did not come back as it was"
+    return ""
 
 
 def _below(root: int) -> list[int]:

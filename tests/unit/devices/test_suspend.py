@@ -304,7 +304,7 @@ class AnyProcess(FakeDriver):
 def test_the_probe_offers_what_it_has_seen_work(said: str, version: int, found: Suspend) -> None:
     """Memory that comes back changed is no success."""
     fake = AnyProcess(version=version)
-    assert probe(make=lambda: over(fake), argv=(sys.executable, "-c", SAYS.format(said))) is found
+    assert probe(make=lambda: over(fake), argv=(sys.executable, "-c", SAYS.format(said))).suspend is found
     if found is Suspend.SAME_TYPE:
         assert fake.pairs == [(OLD, NEW), (NEW, OLD)], "every GPU is named, and the process is on the other one"
 
@@ -314,14 +314,14 @@ def test_another_card_is_offered_only_where_one_of_the_model_was_seen_to_work() 
     tiny = (sys.executable, "-c", SAYS.format("same"))
     fake = AnyProcess()
     fake.models = (b"one", b"other")
-    assert probe(make=lambda: over(fake), argv=tiny) is Suspend.SAME_DEVICE
+    assert probe(make=lambda: over(fake), argv=tiny).suspend is Suspend.SAME_DEVICE
     assert fake.pairs == []
 
     class DoesNotMove(AnyProcess):
         def cuCheckpointProcessRestore(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
             return (1,) if arguments.gpuPairs else super().cuCheckpointProcessRestore(pid, arguments)
 
-    assert probe(make=lambda: over(DoesNotMove()), argv=tiny) is Suspend.SAME_DEVICE
+    assert probe(make=lambda: over(DoesNotMove()), argv=tiny).suspend is Suspend.SAME_DEVICE
 
 
 def test_a_card_on_which_it_fails_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,14 +330,27 @@ def test_a_card_on_which_it_fails_says_nothing_of_the_others(monkeypatch: pytest
     full = "import os; os.environ['CUDA_VISIBLE_DEVICES'] == {!r} or exit(1); {}"
     tiny = (sys.executable, "-c", full.format(cards[1], SAYS.format("same")))
     fake = AnyProcess()
-    assert probe(cards, lambda: over(fake), tiny) is Suspend.SAME_TYPE
+    assert probe(cards, lambda: over(fake), tiny).suspend is Suspend.SAME_TYPE
     assert fake.pairs == [(NEW, OLD), (OLD, NEW)]
-    assert probe(cards[:1], lambda: over(fake), tiny) is Suspend.NONE
+    assert probe(cards[:1], lambda: over(fake), tiny).suspend is Suspend.NONE
 
 
-def test_a_probe_that_fails_offers_nothing() -> None:
-    """No such program, one that dies, one that cannot be locked."""
-    fake = AnyProcess()
-    assert probe(make=lambda: over(fake), argv=("/no/such/program",)) is Suspend.NONE
-    assert probe(make=lambda: over(fake), argv=(sys.executable, "-c", "")) is Suspend.NONE
-    assert probe(make=lambda: over(FakeDriver()), argv=(sys.executable, "-c", SAYS.format("same"))) is Suspend.NONE
+@pytest.mark.parametrize(
+    ("fake", "program", "why"),
+    [
+        (AnyProcess(), ("/no/such/program",), "the process for the trial could not be started (No such file"),
+        (AnyProcess(), (sys.executable, "-c", ""), "the process for the trial could not use the card"),
+        (
+            FakeDriver(),
+            (sys.executable, "-c", SAYS.format("same")),
+            "the driver reported no process that uses the card",
+        ),
+        (AnyProcess(), (sys.executable, "-c", SAYS.format("other")), "its memory did not come back as it was"),
+        (AnyProcess(version=12_040), (), "the driver speaks CUDA 12.4, and suspends processes only since 12.8"),
+    ],
+    ids=["no such program", "one that dies", "not to be locked", "changed memory", "an old driver"],
+)
+def test_a_probe_that_fails_offers_nothing_and_says_why(fake: Any, program: tuple[str, ...], why: str) -> None:
+    found = probe(make=lambda: over(fake), argv=program)
+    assert found.suspend is Suspend.NONE
+    assert found.why.startswith(why)

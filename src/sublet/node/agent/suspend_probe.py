@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.inventory import card_of
@@ -39,6 +40,17 @@ class Ability:
     """For guests of tenant local."""
     walled: Suspend = Suspend.NONE
     """For guests of other tenants."""
+    why: str = ""
+    """Why guests of tenant local can do no more, as the trial said; empty if it said nothing."""
+    walled_why: str = ""
+    took_ns: int = 0
+
+
+class _Answer(NamedTuple):
+    """Of one trial."""
+
+    suspend: Suspend
+    why: str
 
 
 async def probe_cards(inventory: Inventory, argv: Sequence[str] | None = None, busy: Collection[str] = ()) -> Inventory:
@@ -65,14 +77,16 @@ async def probe_cards(inventory: Inventory, argv: Sequence[str] | None = None, b
 async def ability(cards: Sequence[str], nodes: Sequence[str], argv: Sequence[str] | None = None) -> Ability:
     """What was seen to work with these cards of one model; ``nodes``: the device files of the first of them. One after
     the other: a card may let only one process in at a time."""
+    began_ns = time.monotonic_ns()
     local = await _tried(cards, (), argv)
-    if local is Suspend.NONE or not device_nodes([nodes]):
-        return Ability(local)
-    walled = await _tried(cards[:1], python_argv(sys.executable, WALLED, cards[0], ",".join(nodes)), argv)
-    return Ability(local, walled)
+    walled = _Answer(Suspend.NONE, "")
+    if local.suspend is not Suspend.NONE and device_nodes([nodes]):
+        walled = await _tried(cards[:1], python_argv(sys.executable, WALLED, cards[0], ",".join(nodes)), argv)
+    took_ns = time.monotonic_ns() - began_ns
+    return Ability(local.suspend, walled.suspend, local.why, walled.why, took_ns)
 
 
-async def _tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> Suspend:
+async def _tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> _Answer:
     program = argv or python_argv(sys.executable, PROGRAM, "--probe", ",".join(cards), *behind)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -82,13 +96,16 @@ async def _tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str
             stderr=asyncio.subprocess.DEVNULL,
             env=supervisor_environment(),  # the supervisor suspends, and sees all cards whatever this process may see
         )
-    except OSError:
-        return Suspend.NONE
+    except OSError as error:
+        return _Answer(Suspend.NONE, f"the trial could not be started ({error.strerror})")
     try:
         said, _ = await asyncio.wait_for(process.communicate(), PROBE_S)
-        return Suspend(json.loads(said)["suspend"])
-    except (TimeoutError, ValueError, KeyError, TypeError):
-        return Suspend.NONE
+        found = json.loads(said)
+        return _Answer(Suspend(found["suspend"]), str(found.get("why", "")))
+    except TimeoutError:
+        return _Answer(Suspend.NONE, f"the driver did not answer in {PROBE_S:.0f} s")
+    except (ValueError, KeyError, TypeError):
+        return _Answer(Suspend.NONE, "the trial ended without an answer")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

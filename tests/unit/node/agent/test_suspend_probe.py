@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sublet.node.agent import suspend_probe
-from sublet.node.agent.suspend_probe import probe_cards
+from sublet.node.agent.suspend_probe import ability, probe_cards
 from sublet.values import GIB, Kind, NodeId, ResourceId, Suspend
 from sublet.wire.orders import Device, Inventory
 
@@ -49,7 +49,7 @@ def test_guests_behind_walls_are_asked_for_apart(monkeypatch: pytest.MonkeyPatch
     says = "import json, sys; print(json.dumps({'suspend': 'same_device' if sys.argv[1:] else 'same_type'}))"
     program = (sys.executable, "-c", says)
 
-    async def tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> Suspend:
+    async def tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> suspend_probe._Answer:
         asked.append((tuple(cards), tuple(behind)))
         return await really([*cards], behind, (*program, *behind))
 
@@ -68,9 +68,9 @@ def test_guests_behind_walls_are_asked_for_apart(monkeypatch: pytest.MonkeyPatch
 def test_each_model_is_tried_and_cards_that_others_have_last(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
-    async def tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> Suspend:
+    async def tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> suspend_probe._Answer:
         asked.append(tuple(cards))
-        return Suspend.NONE if "GPU-9" in cards else Suspend.SAME_DEVICE
+        return suspend_probe._Answer(Suspend.NONE if "GPU-9" in cards else Suspend.SAME_DEVICE, "")
 
     monkeypatch.setattr(suspend_probe, "_tried", tried)
     cards = [replace(CARD, id=ResourceId(f"n/GPU-{number}"), model=model) for number, model in enumerate("aba")]
@@ -91,3 +91,12 @@ def test_a_program_that_is_not_there_offers_nothing() -> None:
     inventory = Inventory(node=NodeId("n"), domain="n", devices=(CARD,))
     probed = asyncio.run(probe_cards(inventory, ("/no/such/program",)))
     assert probed.devices[0].suspend is Suspend.NONE
+
+
+def test_why_no_more_can_be_offered_is_what_the_trial_said() -> None:
+    def why(says: str) -> str:
+        return asyncio.run(ability(["GPU-1"], (), (sys.executable, "-c", f"print({says!r})"))).why
+
+    assert why('{"suspend": "none", "why": "operation not supported"}') == "operation not supported"
+    assert why("[]") == "the trial ended without an answer"
+    assert asyncio.run(ability(["GPU-1"], (), ("/no/such/program",))).why.startswith("the trial could not be started (")
