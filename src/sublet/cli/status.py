@@ -97,9 +97,11 @@ def _row(device: Json) -> list[str]:
 
 
 def _state(device: Json) -> str:
-    """A device in service is free, lent, or partly lent; one that is not says what it is, and why."""
+    """A device in service is free, lent, partly lent, or used by others; one that is not says what it is, and why."""
     if device["state"] != SliceState.FREE:
         return f"{device['state']}: {device['detail']}" if device["detail"] else str(device["state"])
+    if device["detail"] and not device["leases"]:
+        return f"used by others: {device['detail']}"
     if not device["capacity"]:
         return "full"
     if device["free"] == device["capacity"]:

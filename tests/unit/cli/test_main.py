@@ -146,7 +146,21 @@ STATUS: dict[str, object] = {
             "state": "quarantined",
             "detail": "scrub failed",
             "leases": ["l-1"],
-        }
+        },
+        *(
+            {
+                "id": f"local/GPU-{number}",
+                "kind": "gpu",
+                "model": "H100",
+                "host": False,
+                "capacity": 4 << 30,
+                "free": free << 30,
+                "state": "free",
+                "detail": f"{4 - free}GiB of GPU-{number} is used by process 9 (Xorg) of zoe",
+                "leases": leases,
+            }
+            for number, free, leases in ((1, 0, []), (2, 3, []), (3, 1, ["l-2"]))
+        ),
     ],
 }
 
@@ -182,6 +196,15 @@ def test_status_says_what_is_not_as_it_should_be(monkeypatch: pytest.MonkeyPatch
     for fact in ("for 1m 5s", "ten idle minutes", "host device, no GPU", "quarantined: scrub failed", "fence ls"):
         assert fact in said
     assert "Node local is draining." in said
+
+
+def test_a_card_that_only_others_use_is_not_called_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "lent", or "partly lent", under no lease; who has it was told in the JSON document alone."""
+    lines = {line.split()[0]: line for line in narrow_status(monkeypatch).splitlines() if line.startswith("local/GPU-")}
+    assert "used by others: 4GiB of GPU-1 is used by process 9 (Xorg) of zoe" in lines["local/GPU-1"]
+    assert "used by others: 1GiB of GPU-2 is used by process 9 (Xorg) of zoe" in lines["local/GPU-2"]
+    assert "partly lent" in lines["local/GPU-3"]
+    assert not any("lent" in lines[f"local/GPU-{number}"] for number in (1, 2))
 
 
 @pytest.mark.parametrize("words", [["status"], ["lease", "ls"], ["lease", "show", "x"], ["--version"]])
