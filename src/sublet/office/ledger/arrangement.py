@@ -64,16 +64,11 @@ def planned(
     """How it would be with this file. Raises ``InvalidRequest`` where a part contradicts another, or what there is."""
     now, old = present(state), state.books.declared
     groups = _groups(state, now, old, new)
-    gone = now.groups.keys() - groups.keys()
     target = Arrangement(
         groups=groups,
         members=_members(now, old, new),
         reservations=_reservations(now, old, new, spans),
-        budgets={
-            name: each  # those of a group go with it
-            for name, each in _budgets(state, now, old, new, wall_ns).items()
-            if each.group not in gone or name in new.budgets
-        },
+        budgets=_budgets(state, now, old, new, wall_ns),
     )
     for name, group in target.groups.items():
         if now.groups.get(name) != group:
@@ -249,6 +244,12 @@ def _check_names(state: State, now: Arrangement, target: Arrangement, new: Decla
             raise InvalidRequest(
                 f"group {group} would be removed, and {tenant} is in it",
                 do=f"`sublet tenant set {tenant} --group default` puts it into the default group.",
+            )
+    for budget in target.budgets.values():
+        if budget.group in gone and budget.id not in new.budgets:  # set by command: the file does not decide over it
+            raise InvalidRequest(
+                f"group {budget.group} would be removed, and it has a budget",
+                do=f"`sublet budget rm --group {budget.group} --per {budget.per}` removes that first.",
             )
     named = [*new.members.values(), *(each.group for each in target.budgets.values() if each.group is not None)]
     for group in named:

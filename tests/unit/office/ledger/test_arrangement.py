@@ -117,6 +117,21 @@ def test_what_the_file_no_longer_has_goes_and_what_commands_made_stays() -> None
     assert COURSE not in bench.state.books.groups
 
 
+def test_a_group_with_a_budget_that_was_set_by_command_is_not_removed() -> None:
+    """The budget went with it, and leases of its tenants went on outside of any."""
+    bench = office()
+    bench.do(cmd.SetBudget(group=COURSE, per=BudgetWindow.DAY, amount=5))
+    before = whole(bench)
+    refused = apply(bench, "")
+    assert isinstance(refused, SubletError)
+    assert "group course would be removed, and it has a budget" in str(refused)
+    assert "`sublet budget rm --group course --per day`" in str(refused.do)
+    assert whole(bench) == before
+    bench.do(cmd.RemoveBudget(group=COURSE, per=BudgetWindow.DAY))
+    assert not isinstance(apply(bench, ""), SubletError)
+    assert COURSE not in bench.state.books.groups
+
+
 def test_a_key_of_the_file_holds_against_an_earlier_command() -> None:
     bench = office()
     bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE, weight=9, floor=1, quota=Quota(gpus=2, cores=4))))
