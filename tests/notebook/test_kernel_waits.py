@@ -113,6 +113,6 @@ def test_a_message_says_what_jupyter_reads_in_it(content: dict[str, Any], buffer
     for part in ("header", "parent_header"):
         assert isinstance(found[part]["date"], str)
         found[part] = extract_dates(found[part])
-    assert found == {part: expected[part] for part in found}
+    assert found == expected
     with pytest.raises(ValueError, match="unpack"):
         read_message(parts[:-1])

@@ -254,7 +254,15 @@ def read_message(parts: Sequence[bytes]) -> Message:
     at = parts.index(DELIMITER) + 2
     header, parent, metadata, content = (json.loads(part.decode("utf8", "replace")) for part in parts[at : at + 4])
     buffers = [memoryview(part) for part in parts[at + 4 :]]
-    return {"header": header, "parent_header": parent, "metadata": metadata, "content": content, "buffers": buffers}
+    return {
+        "header": header,
+        "msg_id": header["msg_id"],
+        "msg_type": header["msg_type"],
+        "parent_header": parent,
+        "metadata": metadata,
+        "content": content,
+        "buffers": buffers,
+    }
 
 
 # -------------------------------------------------------------------------------------------------------------- between
