@@ -49,6 +49,9 @@ class Fabric:
             raise self.error
         return "the new lease"
 
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(estimates=SimpleNamespace(p90_error=4.0))
+
     def request(self, method: str, path: str, body: object, *, shape: type) -> dict[str, object]:
         self.requests.append((method, path))
         if self.error is not None:
@@ -78,7 +81,7 @@ def test_it_waits_in_line_as_the_cell_would_and_says_so() -> None:
     assert (new, kernel.lease) == ("the new lease", "the new lease")
     assert fabric.asked["resume"].id == "l-1"
     assert (fabric.asked["tier"], fabric.asked["ttl"], fabric.asked["wait"]) == (Tier.SPOT, 60.0, None)
-    assert [(one.place, one.estimate_s) for one in shown] == [(0, None), (2, 30.0)]
+    assert [(one.place, one.estimate_s, one.error_s) for one in shown] == [(0, None, None), (2, 30.0, 4.0)]
     assert all("somebody goes first" in one.why for one in shown)
 
 

@@ -216,7 +216,7 @@ def test_nvml_tells_which_process_has_how_much_of_which_card(rig: Rig) -> None:
 PROBE: Final = """
 import json
 from sublet.devices.suspend import probe
-print(json.dumps(probe().value))
+print(json.dumps(probe().suspend.value))
 """
 
 

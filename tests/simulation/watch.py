@@ -85,6 +85,7 @@ class Watch:
         """When the office last took a claim or a renewal of the lease."""
         self._over: dict[LeaseId, EndReason] = {}
         self._requests: dict[tuple[str, str], LeaseId] = {}
+        self._forgotten: set[LeaseId] = set()
         self._met_incarnation: dict[str, int] = {}
         self._supervised = SupervisedRules(self.fail)
         self._idle_since_true: dict[LeaseId, int] = {}
@@ -178,6 +179,7 @@ class Watch:
             case ev.Forgotten():
                 for lease_id in event.leases:
                     self._told.pop(lease_id, None)
+                    self._forgotten.add(lease_id)
             case ev.TornDown():
                 self._was_verified(event.resource, event.lease, event.epoch)
             case ev.Cleared(by="office") if event.lease is not None:
@@ -293,6 +295,9 @@ class Watch:
             elif lease.epoch is not None and lease.epoch < epoch:
                 self.fail("L2", f"a holder was told that it has {lease_id} ({epoch}); the journal knows {lease.epoch}")
         self._promised_ns.clear()
+        self._requests = {  # what was decided and is not in the journal had no effect: it can be asked for again
+            key: lease for key, lease in self._requests.items() if lease in state.leases or lease in self._forgotten
+        }
         self._over = {lease.id: lease.end.reason for lease in state.leases.values() if lease.end is not None}
         last_ns = office.disk.last_ns
         self._domain_at_crash = state.books.clock_domain
