@@ -29,7 +29,7 @@ LINES: list[tuple[CellStatus, str]] = [
     (
         Waiting(place=2, reason="gpu0 is held by others", estimate_s=90.0, error_s=30.0),
         (
-            "sublet: queued, place 2 · about 1m 30s (nine tenths of such estimates were right to 30s) · "
+            "sublet: queued, place 2 · about 1m 30s (nine tenths of such estimates were within 30s) · "
             "gpu0 is held by others · interrupt to cancel"
         ),
     ),

@@ -40,7 +40,7 @@ def is_parked(lease: Lease | None) -> bool:
 
 
 def estimate_error_s(fabric: Fabric) -> float | None:
-    """By how many seconds nine tenths of the office's estimates were right; None where that is not known."""
+    """Within how many seconds nine tenths of the office's estimates were right; None where that is not known."""
     with contextlib.suppress(SubletError):  # the place in the queue is shown all the same
         if (estimates := fabric.status().estimates) is not None:
             return estimates.p90_error

@@ -92,7 +92,7 @@ class Waiting:
     reason: str
     estimate_s: float | None = None
     error_s: float | None = None
-    """By how much nine tenths of the office's estimates were right."""
+    """Within how many seconds nine tenths of the office's estimates were right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ def _estimate(status: Waiting | Suspended) -> list[str]:
         return []
     said = f"about {_seconds(status.estimate_s)}"
     if status.error_s is not None:
-        said += f" (nine tenths of such estimates were right to {_seconds(status.error_s)})"
+        said += f" (nine tenths of such estimates were within {_seconds(status.error_s)})"
     return [said]
 
 

@@ -161,7 +161,7 @@ class SessionView(msgspec.Struct, kw_only=True):
     position: int | None
     estimate: float | None
     estimate_error: float | None
-    """Seconds by which nine tenths of the office's estimates were right."""
+    """Seconds within which nine tenths of the office's estimates were right."""
     reason: str
     offer: OfferView | None
     leases: list[LeaseOfSession]

@@ -186,7 +186,7 @@ def estimate_of(view: Json) -> str:
         return ""
     said = f", in {about(view['estimate'])}"
     if view["estimate_error"] is not None:
-        said += f" (nine tenths of such estimates were right to {about(view['estimate_error'])})"
+        said += f" (nine tenths of such estimates were within {about(view['estimate_error'])})"
     return said
 
 

@@ -155,7 +155,7 @@ def test_an_element_escapes_text_and_keeps_elements() -> None:
         ({"state": "waiting", "position": 3, "estimate": 90.0, "reason": "two before it"}, ["place 3, in about"], []),
         (
             {"state": "waiting", "position": 3, "estimate": 90.0, "estimate_error": 60.0, "reason": "two before it"},
-            ["place 3, in about 2m (nine tenths of such estimates were right to about 1m): two before it"],
+            ["place 3, in about 2m (nine tenths of such estimates were within about 1m): two before it"],
             [],
         ),
         (

@@ -624,7 +624,7 @@ def test_a_browser_sees_place_and_estimate_in_the_words_of_the_sessions_page(
         app._do(app._served.tick(now_s))
         await caller.task
         text = caller.body.decode()
-        said = "in about 1h 23m (nine tenths of such estimates were right to about 2m): two are before you"
+        said = "in about 1h 23m (nine tenths of such estimates were within about 2m): two are before you"
         assert f"<p>Place 3 in the queue, {said}</p>" in text
         app._withdraw()
         await until(lambda: not stage.waits)

@@ -352,7 +352,9 @@ class Supervisor:
     def _cap(self, caps: LeaseCaps) -> None:
         """Leases that begin from now on have these caps, and all guests together have theirs at once."""
         self._launch.caps = caps
-        self.premises.cards.lends_beside, self.premises.cards.shows_pids = caps.lend_beside, caps.shows_pids
+        cards = self.premises.cards
+        cards.lends_beside = caps.lend_beside
+        cards.shows_pids = caps.shows_pids
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         with open("/proc/sys/kernel/pid_max", "rb") as file:
             pids_max = int(file.read(32))
