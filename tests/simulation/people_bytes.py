@@ -91,12 +91,12 @@ class Forger(Notebook):
             raw = self._spoilt(self._acquire(number))
             reply = self.call(lambda office, answer: self._asked_of_office(office, answer, raw))
             if reply is not None and reply.kind == "error":
-                self.world.people_rules.told(self, reply.error)
+                self.world.people_rules.told(self, reply.error, _text(raw))
             return
         fields = {"name": f"forged-{number}", "vram": 4 * GIB, "ttl": 30, "later": True}
         raw = self._spoilt(fields if draw == 1 else self._entry(number))
         ask = self._start if draw == 1 else self._add
-        self._handled(lambda: ask(Ask("", {}, raw, None)), lambda: len(self.person.store.entries))
+        self._handled(raw, lambda: ask(Ask("", {}, raw, None)), lambda: len(self.person.store.entries))
 
     def _entry(self, number: int) -> dict[str, object]:
         found = self.sessions.all()
@@ -162,18 +162,19 @@ class Forger(Notebook):
             command = acquire_command(request, Caller(self.tenant, False), lease, ledger.policy)
             office.submit(command, lambda reply: None if reply.kind == "unknown" else answer(reply))
 
-        if not self._handled(asked, lambda: len(ledger.state.leases)):
+        if not self._handled(raw, asked, lambda: len(ledger.state.leases)):
             answer(None)
 
-    def _handled(self, act: Callable[[], None], count: Callable[[], int]) -> bool:
-        """Whether it was taken. What is refused is refused in words of a bounded length, and leaves nothing behind."""
+    def _handled(self, raw: bytes, act: Callable[[], None], count: Callable[[], int]) -> bool:
+        """Whether the message was taken. What is refused is refused in words of a bounded length, and leaves nothing
+        behind."""
         rules, before, executed = self.world.people_rules, count(), list[str]()
         try:
             with EXECUTED.heard(executed):
                 act()
         except SubletError as error:
             self.world.coverage.seen["message refused"] += 1
-            rules.told(self, error)
+            rules.told(self, error, _text(raw))
             if len(error.message) + len(error.do) > MESSAGE_MAX:
                 rules.fail("N12", f"{self.name} was told {len(error.message)} characters: {error.message[:80]!r}")
             if count() != before:
@@ -191,3 +192,8 @@ class Forger(Notebook):
 
     def pause_ns(self) -> int:
         return _S
+
+
+def _text(raw: bytes) -> str:
+    """What of a message can come back in a refusal."""
+    return raw.decode("utf-8", "replace")

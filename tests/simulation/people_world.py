@@ -455,14 +455,14 @@ class PeopleRules:
                 self.fail("N3", f"{person.tenant} has two sessions {name}")
 
     def told(self, program: Program, error: SubletError, asked: str = "") -> None:
-        """A message reached a person."""
-        text = f"{error.message} {error.do}".replace(asked, "ID") if asked else f"{error.message} {error.do}"
+        """A message reached a person, in answer to what was ``asked``: what stood in that is not learnt from it."""
+        text = f"{error.message} {error.do}"
         for person in self.world.people:
             if person is program.person:
                 continue
             named = [person.tenant, person.token, *self._sessions(person)]
             for secret in named:
-                if secret in text:
+                if secret in text and secret not in asked:
                     self.fail("N8", f"{program.person.tenant} was told {text!r}, which names {secret}")
 
     def probed(self, program: Program, what: str, foreign: str, made_up: str) -> None:
@@ -513,10 +513,13 @@ class PeopleRules:
         named = getattr(command, "lease", None)
         lease = None if named is None else state.leases.get(named)
         is_own = isinstance(command, cmd.Acquire | cmd.AcquireMany | cmd.Revoke)
-        if lease is not None and tenant is not None and lease.tenant != tenant and outcome.events and not is_own:
-            self.fail("N6", f"{type(command).__name__} of {tenant} changed {lease.id} of {lease.tenant}")
+        foreign = None if lease is None or is_own or tenant in (None, lease.tenant) else lease
+        if foreign is not None and any(is_doing_of(event, foreign.id, str(tenant)) for event in outcome.events):
+            self.fail("N6", f"{type(command).__name__} of {tenant} changed {foreign.id} of {foreign.tenant}")
         if isinstance(command, cmd.Attach | cmd.NoteActivity | cmd.Unbind | cmd.Decline) and lease is not None:
             before, after = self._deadlines.get(lease.id), lease.deadline_ns
+            if lease.parks is not None:  # while its program waits for a device the office itself renews it, in any step
+                before = None
             if before is not None and after is not None and after > before:
                 self.fail("N9", f"{type(command).__name__} gave {lease.id} {(after - before) / _S:.1f} s more")
         self._are_on_record(state, command, outcome.events)
@@ -721,6 +724,13 @@ class PeopleRules:
         self.world.coverage.seen[f"chain {way}"] += 1
         if audit.verify(ways[way](), [anchor]).ok:
             self.fail("N11", f"record {at} of {len(records)} was {way}, and the chain holds")
+
+
+def is_doing_of(event: ev.Event, lease: LeaseId, tenant: str) -> bool:
+    """Whether it touches this lease, or says that this tenant did it. A command's decision also has what was due."""
+    touched = getattr(event, "lease", None)
+    by = str(getattr(event, "by", "")).partition(" ")[0]
+    return lease in (touched, getattr(touched, "id", None)) or by == f"tenant:{tenant}"
 
 
 def _linked(records: list[audit.AuditRecord]) -> list[audit.AuditRecord]:

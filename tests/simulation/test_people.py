@@ -12,13 +12,19 @@ from statistics import mean
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
+from sublet.errors import InvalidRequest
+from sublet.office.ledger.events import Spared
+from sublet.studio.records import Entry, Started
 from sublet.studio.states import SessionEvent
+from sublet.values import LeaseId
 from tests.simulation.mutant import Mutant, in_force
-from tests.simulation.people import Churner, Flooder, Greedy, Liar, Notebook
+from tests.simulation.people import TERMS, Churner, Flooder, Greedy, Liar, Notebook
 from tests.simulation.people_bytes import Forger
 from tests.simulation.people_mutants import BY_ARRIVAL, PEOPLE_MUTANTS, switched_on
-from tests.simulation.people_world import ADVERSARIES, RULES, run_calm, run_seed
+from tests.simulation.people_world import ADVERSARIES, RULES, PeopleWorld, is_doing_of, run_calm, run_seed
+from tests.simulation.watch import Violation
 
 SEEDS: Final = int(os.environ.get("SUBLET_PEOPLE_SEEDS", "5"))
 ALSO: Final = 16
@@ -100,6 +106,26 @@ def test_the_bug_is_caught_by_its_rule(name: str) -> None:
         _, violation = run_seed(CAUGHT_AT.get(name, 0), BESIDE.get(name, ()))
     assert violation is not None, f"{name} ({PEOPLE_MUTANTS[name].breaks}) was not caught"
     assert violation.rule == CAUGHT_BY[name], str(violation)
+
+
+def test_what_a_person_sent_is_not_learnt_from_the_refusal_of_it() -> None:
+    """A forger's altered message named another person's session by chance, as in seed 50, and the refusal named it."""
+    world = PeopleWorld(0, cast=())
+    other, program = world.people[0], world.people[1].programs[0]
+    session = "s-0000000000d9"
+    other.store.append(Entry(seq=1, session=session, at_ns=1, record=Started(name="work", terms=TERMS)))
+    refused = InvalidRequest(f"session {session} was never started")
+    world.people_rules.told(program, refused, f'{{"session": "{session}"}}')
+    with pytest.raises(Violation, match="N8"):
+        world.people_rules.told(program, refused, '{"session": "s-0000000000d8"}')
+
+
+def test_what_was_due_with_a_command_is_not_the_commands_doing() -> None:
+    """As in seed 68: the office gave one lease notice in the step in which a foreign claim was refused."""
+    due = Spared(lease=LeaseId("p110.3.4"), number=2, by="office")
+    assert not is_doing_of(due, LeaseId("p103.3.5"), "ana")
+    assert is_doing_of(due, LeaseId("p110.3.4"), "ana")
+    assert is_doing_of(replace(due, by="tenant:ana (uid 7, pid 8)"), LeaseId("p103.3.5"), "ana")
 
 
 def test_each_rule_has_a_bug_that_breaks_it() -> None:
