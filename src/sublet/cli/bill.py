@@ -11,38 +11,7 @@ from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, instant
 from sublet.cli.show import Json, cost_head, document, seconds, table
-from sublet.wire.http_views import BILL_PERIODS, check_grouping
-
-_COLUMNS = (
-    "key",
-    "tenant",
-    "leases",
-    "held_seconds",
-    "busy_seconds",
-    "gpu_seconds",
-    "core_seconds",
-    "memory_byte_seconds",
-    "block_byte_seconds",
-    "vram_byte_seconds",
-    "launches",
-    "launch_errors",
-    "bytes_moved",
-    "uncounted",
-    "cost",
-    "currency",
-    "end",
-    "live",
-    "way",
-    "bytes_saved",
-    "saves",
-    "fuel",
-    "period",
-    "waited_seconds",
-    "ended",
-    "priority_cost",
-    "vram_leased_byte_seconds",
-    "ended_at",
-)
+from sublet.wire.http_views import BILL_COLUMNS, BILL_PERIODS, check_grouping
 
 
 def _by(text: str) -> str:
@@ -101,7 +70,7 @@ def bill(
     if as_json:
         document(lines)
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer = csv.DictWriter(sys.stdout, BILL_COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows({**line, "launches": _launches(line), "ended": _ended(line)} for line in lines)
     else:

@@ -224,6 +224,13 @@ class GuestEntry(Message, kw_only=True):
 
 BILL_GROUPINGS: Final = ("lease", "tenant", "group", "device", "session")
 BILL_PERIODS: Final = ("day", "month")
+BILL_COLUMNS: Final = (
+    *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
+    *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
+    *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
+    *("period", "waited_seconds", "ended", "priority_cost", "vram_leased_byte_seconds", "ended_at"),
+)
+"""Of a bill as CSV: the fields of a line, in an order that never changes. New ones come last."""
 SESSION_LABEL: Final = "sublet-session"
 """The label of the leases of a session; its value is the session's id."""
 

@@ -24,7 +24,7 @@ from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.http_views import SESSION_LABEL, check_grouping
+from sublet.wire.http_views import BILL_COLUMNS, SESSION_LABEL, check_grouping
 from sublet.wire.orders import Metered
 
 # ---- what was used ----
@@ -564,19 +564,13 @@ def _scaled(amount: int, decimals: int) -> Decimal:
 
 NOT_COUNTED: Final = "not counted"
 """In the place of a number in the CSV."""
-_COLUMNS: Final = (
-    *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
-    *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
-    *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
-    *("period", "waited_seconds", "ended", "priority_cost", "vram_leased_byte_seconds", "ended_at"),
-)
 
 
 def to_csv(bill: Bill) -> str:
     """All digits, one row per line, and no total: a table program would count it twice."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(_COLUMNS)
+    writer.writerow(BILL_COLUMNS)
     for line in bill.lines:
         writer.writerow(
             (

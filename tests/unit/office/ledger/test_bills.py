@@ -21,7 +21,7 @@ from sublet.errors import InvalidRequest
 from sublet.office.journal.history import wire_lines
 from sublet.office.ledger.bills import Bill, Charge, Holding, Line, Rates, Usage, fold, parse_rates, reconcile, to_csv
 from sublet.values import GIB, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.http_views import BILL_GROUPINGS, SESSION_LABEL
+from sublet.wire.http_views import BILL_COLUMNS, BILL_GROUPINGS, SESSION_LABEL, BillLine
 from sublet.wire.orders import Metered
 
 HOUR: Final = 3600 * NS_PER_S
@@ -397,6 +397,10 @@ def test_no_cell_of_the_csv_begins_like_a_formula(evil: str) -> None:
     bill = fold([usage("a", holding(0, 10, gpu()), course=evil)], by="label:course")
     row = next(csv.DictReader(io.StringIO(to_csv(bill))))
     assert row["key"] == "'" + evil
+
+
+def test_the_csv_has_each_field_of_a_line_once() -> None:
+    assert sorted(BILL_COLUMNS) == sorted(BillLine.__struct_fields__)
 
 
 def test_the_csv_has_every_digit_and_survives_odd_labels() -> None:
