@@ -319,6 +319,20 @@ def format_size(amount: int) -> str:
     return f"{amount}B"
 
 
+def device_state(state: str, detail: str, *, capacity: int, free: int, is_leased: bool) -> str:
+    """For people: a device in service is free, lent, partly lent, or used by others; one that is not says what it is,
+    and why."""
+    if state != "free":
+        return f"{state}: {detail}" if detail else state
+    if detail and not is_leased:
+        return f"used by others: {detail}"
+    if not capacity:
+        return "full"
+    if free == capacity:
+        return "free"
+    return "partly lent" if free else "lent"
+
+
 def format_cost(cost: float, currency: str) -> str:
     """For people: ``0.0123 EUR``. An office that is older than its client names no currency."""
     return f"{cost:.4f} {currency}".rstrip()

@@ -10,7 +10,7 @@ from sublet.cli.exit_status import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import Json, amount, document, paint, plural, seconds, table, visible, where
 from sublet.invocation import typeable
-from sublet.lease.states import SliceState
+from sublet.values import device_state
 
 TROUBLES = {"gpu-trouble", "gpu-libraries"}
 """Labels of a node that say what is the matter with its cards (``node.agent.inventory`` sets them; to import that
@@ -91,19 +91,12 @@ def _row(device: Json) -> list[str]:
         where({**device, "resource": device["id"]}),
         amount(device["kind"], device["capacity"]),
         amount(device["kind"], device["free"]) if device["free"] else "none",
-        _state(device),
+        device_state(
+            device["state"],
+            device["detail"],
+            capacity=device["capacity"],
+            free=device["free"],
+            is_leased=bool(device["leases"]),
+        ),
         ", ".join(device["leases"]) or "-",
     ]
-
-
-def _state(device: Json) -> str:
-    """A device in service is free, lent, partly lent, or used by others; one that is not says what it is, and why."""
-    if device["state"] != SliceState.FREE:
-        return f"{device['state']}: {device['detail']}" if device["detail"] else str(device["state"])
-    if device["detail"] and not device["leases"]:
-        return f"used by others: {device['detail']}"
-    if not device["capacity"]:
-        return "full"
-    if device["free"] == device["capacity"]:
-        return "free"
-    return "partly lent" if device["free"] else "lent"

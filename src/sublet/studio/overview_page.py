@@ -13,7 +13,7 @@ from sublet.studio.page import Html, form_of, header, live_page, moment, tag, wh
 from sublet.studio.people import Person
 from sublet.studio.presence import PersonPresence
 from sublet.studio.views import about
-from sublet.values import NS_PER_S, Kind, format_duration, format_size
+from sublet.values import NS_PER_S, Kind, device_state, format_duration, format_size
 from sublet.wire.http import (
     AuditEntry,
     ConnectedView,
@@ -189,11 +189,11 @@ def _fence(fence: FenceView, form: str) -> Html:
 
 
 def _device(device: DeviceView, fences: Sequence[FenceView]) -> Sequence[str]:
-    state = device.state if not device.detail else f"{device.state}: {device.detail}"
+    state = device_state(
+        device.state, device.detail, capacity=device.capacity, free=device.free, is_leased=bool(device.leases)
+    )
     if any(fence.resource == device.id for fence in fences):
         state = "in quarantine"
-    elif device.state == "free" and device.free < device.capacity:
-        state = "partly lent" if device.free else "lent"
     return (
         _named(device),
         state,

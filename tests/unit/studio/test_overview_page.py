@@ -172,6 +172,17 @@ def test_a_device_in_quarantine_is_not_called_lent() -> None:
     assert "in quarantine</td>" not in overview_part(seen, PEOPLE, "f")
 
 
+def test_a_card_that_only_others_use_is_called_that_as_in_the_status_command() -> None:
+    """It was "lent", under no lease, and who has it was not said."""
+    seen = overview("text")
+    device = structs.replace(seen.status.devices[0], state="free", detail="4GiB is used by process 9 (Xorg)", leases=[])
+    page = overview_part(replace(seen, status=structs.replace(seen.status, devices=[device]), fences=[]), PEOPLE, "f")
+    assert '<td data-head="State">used by others: 4GiB is used by process 9 (Xorg)</td>' in page
+    leased = structs.replace(device, leases=["l-1"])
+    page = overview_part(replace(seen, status=structs.replace(seen.status, devices=[leased]), fences=[]), PEOPLE, "f")
+    assert '<td data-head="State">partly lent</td>' in page
+
+
 def test_long_lists_are_cut_and_say_so() -> None:
     page = overview_part(overview(leases=[lease(f"l-{number}") for number in range(130)]), PEOPLE, "f")
     assert "and 30 more" in page
