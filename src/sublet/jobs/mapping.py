@@ -19,7 +19,6 @@ from sublet.jobs.inside import Task, load_result
 from sublet.jobs.metrics import Metrics
 from sublet.jobs.running import Delivered, load_state
 from sublet.jobs.session import Errors, JobResult, JobSession, SessionTerms, raise_failure, terms_of
-from sublet.jobs.states import FailReason
 from sublet.jobs.stores import JobOutputStore
 from sublet.values import shown
 
@@ -267,7 +266,9 @@ class _Feeder:
         if session.running.error is not None:
             raise session.running.error
         if not self._terms.collect:
-            self._raise_failed(session, delivered)
+            for one in delivered:
+                if one.failure is not None:  # the first is what stopped the job; those that it cancelled come after it
+                    raise_failure([one.failure], as_itself=True)
         ready: list[Any] = []
         for one in delivered:
             if self._ordered:
@@ -287,13 +288,6 @@ class _Feeder:
             self._early[first] = outcomes
         else:
             self._early.update((index, (outcome,)) for index, outcome in zip(indexes, outcomes, strict=True))
-
-    def _raise_failed(self, session: JobSession, found: list[Delivered]) -> None:
-        for one in found:
-            if one.failure is not None and one.failure.reason is not FailReason.CANCELLED:
-                raise_failure([one.failure], as_itself=True)
-        if session.running.core.stopped is not None and any(one.failure is not None for one in found):
-            raise_failure(list(session.running.core.failures), as_itself=True)
 
     def _value(self, outcome: Any) -> Any:
         kind = type(outcome)

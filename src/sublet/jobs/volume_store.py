@@ -128,9 +128,7 @@ class VolumeOutputStore:
             self._job = checkpoint.manifest.note
             segments = whole_segments(checkpoint.names)
             for segment in segments:
-                found = parse_index(self._job, segment, checkpoint.load(index_name(segment)))
-                for chunk, locator in found.items():
-                    self._where.setdefault(chunk, locator)
+                self._where |= parse_index(self._job, segment, checkpoint.load(index_name(segment)))
             self._state = checkpoint.load("state")
             self._segment = max(segments, default=0)
             self._records = list({id(record): record for record in checkpoint.records.values()}.values())

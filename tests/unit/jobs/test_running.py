@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import json
+import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Future
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from sublet.client.fabric import Fabric
 from sublet.errors import CapacityExceeded, InvalidRequest, JobFailed, LeaseRevoked, Unpicklable
 from sublet.jobs import (
     Chunk,
@@ -21,6 +28,7 @@ from sublet.jobs import (
     Phase,
     RetryPolicy,
     coordinator,
+    executor,
     load_result,
     mapping,
     running,
@@ -249,15 +257,63 @@ def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakeP
     assert results.result.retries == 1
 
 
+def test_a_map_that_is_left_early_accounts_for_every_chunk_that_it_read(pool: FakePool) -> None:
+    read: list[int] = []
+
+    def items() -> Iterator[int]:
+        for n in itertools.count():
+            read.append(n)
+            yield n
+
+    results = job_map(square, items(), make_pool=pool.make)
+    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    results.close()
+    assert results.result is not None
+    assert results.result.chunks_succeeded + results.result.chunks_failed == len(read)
+    assert {one.reason for one in results.result.failures} <= {FailReason.CANCELLED}
+
+
+@dataclass(frozen=True)
+class Burned:
+    value: int
+    fuel: int
+
+
+class Tasklet:
+    """As a WASM tasklet, its results say what fuel they used."""
+
+    fuel = 1000
+
+    def __call__(self, x: int) -> Burned:
+        return Burned(x, 10 + x)
+
+
+def test_the_fuel_of_tasklets_is_in_the_figures_of_their_map(pool: FakePool) -> None:
+    results = job_map(Tasklet(), range(5), make_pool=pool.make)
+    assert [one.value for one in results] == list(range(5))
+    assert results.result is not None
+    assert results.result.metrics.fuel == 5 * 10 + sum(range(5))
+
+
 class CannotBeRead:
     def __reduce__(self) -> Any:
         return int, ("no number",)
 
 
-def test_a_result_that_cannot_be_read_fails_its_future_alone(pool: FakePool) -> None:
+class Exits:
+    def __reduce__(self) -> Any:
+        return sys.exit, ("as it is read",)
+
+
+@pytest.mark.parametrize(
+    ("make_result", "error", "text"), [(CannotBeRead, ValueError, "no number"), (Exits, SystemExit, "as it is read")]
+)
+def test_a_result_that_cannot_be_read_fails_its_future_alone(
+    pool: FakePool, make_result: Any, error: type[BaseException], text: str
+) -> None:
     with Executor(2, make_pool=pool.make) as executor:
-        with pytest.raises(ValueError, match="no number"):
-            executor.submit(CannotBeRead).result(LONG_S)
+        with pytest.raises(error, match=text):
+            executor.submit(make_result).result(LONG_S)
         assert executor.submit(square, 3).result(LONG_S) == 9
 
 
@@ -418,6 +474,33 @@ def test_what_is_no_iterable_is_refused(pool: FakePool, items: Any) -> None:
         job_map(square, items, make_pool=pool.make)
 
 
+class OfficeOfJobs(Fabric):
+    """What a job asks its office, counted."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def bill(self, **_: Any) -> list[Any]:
+        self.asked["bill"] += 1
+        return []
+
+    def close(self, **_: Any) -> None:
+        self.asked["close"] += 1
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_job_asks_for_its_bill_once_and_closes_the_connection_that_it_made_and_no_other(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch, is_given: bool
+) -> None:
+    office = OfficeOfJobs()
+    monkeypatch.setattr(session, "connect", lambda: office)
+    monkeypatch.setattr(session, "leases_left", lambda *_, **__: 0)
+    monkeypatch.setattr(session, "LeasePool", lambda *_, on_lease, on_refusal, **__: pool.make(on_lease, on_refusal))
+    terms: Any = {"fabric": office} if is_given else {}
+    JobCoordinator(**terms).run([Numbers(0, 1)], MemoryOutputStore(), add_up, total)
+    assert office.asked == ({"bill": 1} if is_given else {"bill": 1, "close": 1})
+
+
 # ---- the coordinator
 
 
@@ -489,10 +572,70 @@ class Liar(Numbers):
         return b"the same for all"
 
 
+def test_a_named_map_that_could_not_be_resumed_is_refused(pool: FakePool) -> None:
+    copied: Any = Copied()
+    with pytest.raises(InvalidRequest, match="another process could not compute the same id for the function"):
+        job_map(copied, range(3), name="named", store=MemoryOutputStore(), make_pool=pool.make)
+    assert pool.made == 0
+
+
+def test_a_job_of_many_functions_lets_go_of_those_whose_chunks_are_done(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "FUNCTIONS_MAX", 4)
+    monkeypatch.setattr(running, "WINDOW_MAX", 20)
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+
+    def made(n: int) -> Callable[[], int]:
+        return lambda: n
+
+    def chunks() -> Iterator[Chunk]:
+        nonlocal most
+        for n in range(400):
+            function = made(n)
+            alive.append(weakref.ref(function))
+            most = max(most, sum(one() is not None for one in alive))
+            yield Chunk(function)
+            del function
+
+    result = JobCoordinator(make_pool=pool.make, want=2).run(chunks(), MemoryOutputStore(), None, len)
+    assert result.aggregate == 400
+    assert most < 200
+
+
+FAILED_ONCE: list[int] = []
+
+
+def fails_once(x: int) -> int:
+    if x not in FAILED_ONCE:
+        FAILED_ONCE.append(x)
+        raise ConnectionError("not yet")
+    return x
+
+
+@pytest.mark.parametrize(("phase", "is_done"), [("phase one", False), ("renamed", True)])
+def test_retries_that_an_earlier_run_used_count_in_their_phase_alone(pool: FakePool, phase: str, is_done: bool) -> None:
+    FAILED_ONCE.clear()
+    policy = RetryPolicy(1, 0, 0, transient=(ConnectionError,))
+    chunk = Chunk(fails_once, (1,))
+    store = MemoryOutputStore()
+    store.begin("again")
+    used = {chunk.chunk_id().hex(): [1, 0, []]}
+    store.publish(json.dumps({"version": 1, "phase": "phase one", "chunks": used}).encode())
+    job = JobCoordinator(policy, make_pool=pool.make, name="again", errors="collect")
+    result = job.run_phases([Phase(name=phase, chunks=[chunk])], store, len)
+    assert result.aggregate == int(is_done)
+
+
 def test_one_id_with_two_contents_is_an_error_before_anything_runs(pool: FakePool) -> None:
     chunks: list[Any] = [Liar(0, 1), Liar(1, 2)]
     with pytest.raises(InvalidRequest, match="with another content"):
         JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), add_up, total)
+    assert pool.made == 0
+    far_apart = [Liar(0, 1), *(Numbers(n, n + 1) for n in range(coordinator.FEED)), Liar(1, 2)]
+    with pytest.raises(InvalidRequest, match="Nothing was begun"):
+        JobCoordinator(make_pool=pool.make).run(far_apart, MemoryOutputStore(), add_up, total)
     assert pool.made == 0
     store = MemoryOutputStore()
     with pytest.raises(InvalidRequest, match="with another content"):
@@ -584,6 +727,26 @@ def test_a_failed_chunk_stops_a_job_and_what_is_stored_stays(pool: FakePool) -> 
     assert len(store) >= 1
 
 
+def test_a_failed_chunk_stops_a_job_whose_chunks_have_no_end(pool: FakePool) -> None:
+    chunks = (Chunk(fails_at_three, (n,)) for n in itertools.count())
+    with pytest.raises(JobFailed, match=r"chunk 3 .*ValueError: three"):
+        JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), None, len)
+    assert pool.is_closed
+
+
+def test_a_job_that_collects_aggregates_the_results_that_there_are(pool: FakePool) -> None:
+    chunks = [Chunk(fails_at_three, (n,)) for n in range(6)]
+    job = JobCoordinator(make_pool=pool.make, errors="collect")
+    result = job.run(chunks, MemoryOutputStore(), None, lambda outputs: [load_result(data) for data in outputs])
+    assert result.aggregate == [0, 1, 2, 4, 5]
+    assert (result.chunks_succeeded, [one.index for one in result.failures]) == (5, [3])
+
+
+class Worded(Numbers):
+    def to_bytes(self) -> bytes:
+        return "words"  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("chunks", "exec_fn", "text"),
     [
@@ -592,6 +755,7 @@ def test_a_failed_chunk_stops_a_job_and_what_is_stored_stays(pool: FakePool) -> 
         ([Numbers(0, 1)], None, "has no function of its own"),
         (7, add_up, "7 holds no chunks"),
         ([Numbers(0, 1)], "f", "exec_fn is 'f'"),
+        ([Worded(0, 1)], add_up, r"to_bytes\(\) of chunk 0 returned 'words'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(pool: FakePool, chunks: Any, exec_fn: Any, text: str) -> None:
@@ -794,6 +958,34 @@ def test_the_executor_calls_functions_and_gives_leases_back(pool: FakePool) -> N
     executor.shutdown()
     assert executor.result is not None
     assert (executor.result.chunks_succeeded, executor.result.chunks_failed) == (57, 1)
+
+
+def test_an_executor_lets_go_of_functions_that_were_called_long_ago(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a program that submits a new function each time would grow without a bound."""
+    monkeypatch.setattr(executor, "TASKS_MAX", 4)
+
+    def made(n: int) -> Callable[[], int]:
+        return lambda: n
+
+    alive: list[weakref.ref[Any]] = []
+    with Executor(2, make_pool=pool.make) as shared:
+        for n in range(20):
+            function = made(n)
+            alive.append(weakref.ref(function))
+            assert shared.submit(function).result(LONG_S) == n
+            del function
+        until("few functions are kept", lambda: gc.collect() >= 0 and sum(one() is not None for one in alive) <= 6)
+
+
+def test_what_was_submitted_is_done_when_the_program_ends(pool: FakePool) -> None:
+    """Also by one who forgot ``shutdown``, as with the standard executors."""
+    forgotten = Executor(2, make_pool=pool.make)
+    futures = [forgotten.submit(square, n) for n in range(20)]
+    executor._finish_all()
+    assert [future.result(0) for future in futures] == [n * n for n in range(20)]
+    assert pool.is_closed
 
 
 def test_a_future_that_has_not_run_can_be_cancelled(pool: FakePool) -> None:
