@@ -484,7 +484,7 @@ class OfficeOfJobs(Fabric):
         self.asked["bill"] += 1
         return []
 
-    def close(self, **_: Any) -> None:
+    def close(self, patience: float = 0.0) -> None:
         self.asked["close"] += 1
 
 
