@@ -163,7 +163,7 @@ class Notebook:
             reads = self.space.visible() if reading.opaque else reading.reads
             maybe = frozenset() if reading.opaque else possible_lookups(reading.lookups, reads, self.names)
             self.sent = self.space.outgoing(
-                reads, must=True, asked=None if reading.opaque else reading.reads, maybe=maybe
+                reads, must=True, requested=None if reading.opaque else reading.reads, maybe=maybe
             )
             parcels = self.sent.parcels
             try:

@@ -153,7 +153,7 @@ def test_what_cannot_come_late_is_no_cell_and_is_sent_with_the_next(monkeypatch:
     here: dict[str, Any] = {"a": np.zeros(8), "b": 1}
     space = Space(here, NOTEBOOK)
     traffic = Traffic(space, RemoteValues(here))
-    reading = Reading(reads=frozenset("a"), binds=frozenset("b"), asked=frozenset("a"))
+    reading = Reading(reads=frozenset("a"), binds=frozenset("b"), requested=frozenset("a"))
     traffic.send(kernel, reading, CellOptions(), 0)
     guest_side.collect()
     guest.names["b"] = 7
@@ -185,11 +185,11 @@ def test_where_nothing_has_to_be_sent_nothing_is_asked_before_the_cell(monkeypat
     here: dict[str, Any] = {f"n{number}": [number] for number in range(100)}
     traffic = Traffic(Space(here, NOTEBOOK), RemoteValues(here))
     reads = frozenset(here)
-    reading = Reading(reads=reads, binds=frozenset(), asked=reads)
+    reading = Reading(reads=reads, binds=frozenset(), requested=reads)
     assert traffic.send(kernel, reading, CellOptions(), 0)[2] == ()
     assert kernel.asked == ["place"], "it may fail there, and that is told before the cell begins"
     guest_side.collect()
-    fewer = Reading(reads=reads - {"n0"}, binds=frozenset(), asked=reads)
+    fewer = Reading(reads=reads - {"n0"}, binds=frozenset(), requested=reads)
     assert traffic.send(kernel, fewer, CellOptions(), 0)[2]
     traffic.withdraw()
     placing = traffic.send(kernel, fewer, CellOptions(), 0)[2]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import NotFound
-from sublet.notebook.checkpoint import WITHIN, Joined, Key, NotebookCheckpoint, Part, join
+from sublet.notebook.checkpoint import WITHIN, JoinedNames, Key, NotebookCheckpoint, Part, join
 from sublet.state.checkpoints.store import FolderStore, verify
 from tests.notebook.test_checkpoint import part
 
@@ -34,7 +34,7 @@ def test_records_go_or_come_as_a_whole(
 ) -> None:
     found = join(map(tuple, here), map(tuple, there), may_go.__contains__)
     taken, kept, left = expected
-    assert found == Joined(tuple(map(tuple, kept)), tuple(map(tuple, taken)), tuple(left))
+    assert found == JoinedNames(tuple(map(tuple, kept)), tuple(map(tuple, taken)), tuple(left))
 
 
 @st.composite

@@ -327,9 +327,9 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
     mine, other = first.take(None), second.take(None)  # type: ignore[arg-type]  # no office is asked for a folder
     assert mine is not None
     assert other is not None
-    assert (mine.name, mine.said) == (volume_name("/x/y.ipynb"), "")
+    assert (mine.name, mine.message) == (volume_name("/x/y.ipynb"), "")
     assert other.name == ""
-    assert "another kernel has nb-y-" in other.said
+    assert "another kernel has nb-y-" in other.message
     assert first.take(None) is mine  # type: ignore[arg-type]
     first.release_volume()
     second.release_volume()

@@ -59,7 +59,7 @@ def test_explain_lists_names_found_in_strings() -> None:
     from dataclasses import replace
 
     reading = replace(reading, maybe=possible_lookups(reading.lookups, reading.reads, space.names))
-    assert "found in strings: x" in explain(space, reading, is_there=False)
+    assert "found in strings: x" in explain(space, reading, has_guest=False)
 
 
 def test_a_name_in_a_string_has_todays_value(nb: Notebook) -> None:

@@ -76,8 +76,8 @@ class Additions:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._told: set[tuple[str, str, int]] = set()
-        self._there: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str, int]] = set()
+        self._only_on_device: set[tuple[str, str]] = set()
         """Sort and name of what cells have added on the present device, and the notebook has not."""
         self._doubtful: list[tuple[str, str]] = []
         """What the notebook has and the present cell will add on the device, judging by its words."""
@@ -92,31 +92,31 @@ class Additions:
 
     def begin(self) -> None:
         """There is another device."""
-        self._there.clear()
+        self._only_on_device.clear()
         self._doubtful.clear()
-        self._told.clear()
+        self._reported.clear()
         self._seen.clear()
 
     def news(self, cell: str) -> list[str]:
         """Sentences for the user before ``cell`` runs on a device."""
         adds = {sort for sort, (words, _) in _SAYS.items() if words.search(cell)}
         fresh = self.fresh()
-        known = self._there.intersection(fresh)
-        self._there -= known
+        known = self._only_on_device.intersection(fresh)
+        self._only_on_device -= known
         found = [*self._doubtful, *(one for one in fresh if one not in known)]
         self._doubtful = [one for one in found if one[0] in adds]
         return _sentences(_BEFORE, [one for one in found if one[0] not in adds])
 
-    def sentences_after(self, there: Collection[tuple[str, str]]) -> list[str]:
-        """Sentences for the user after a cell on a device: ``there`` is what that process has now and did not have
+    def sentences_after(self, added: Collection[tuple[str, str]]) -> list[str]:
+        """Sentences for the user after a cell on a device: ``added`` is what that process has now and did not have
         before."""
-        if not there:
+        if not added:
             return []
         self._scan_modules()
-        here = {(one.sort, one.name) for one in self._found()}
-        self._doubtful = [one for one in self._doubtful if one not in there]
-        self._there.update(one for one in there if one not in here)
-        return _sentences(_SAYS_AFTER, [one for one in there if one not in here])
+        in_notebook = {(one.sort, one.name) for one in self._found()}
+        self._doubtful = [one for one in self._doubtful if one not in added]
+        self._only_on_device.update(one for one in added if one not in in_notebook)
+        return _sentences(_SAYS_AFTER, [one for one in added if one not in in_notebook])
 
     def fresh(self) -> list[tuple[str, str]]:
         """Sort and name of what was not here when this was last asked."""
@@ -127,8 +127,8 @@ class Additions:
         found = []
         for one in self._found():
             key = one.sort, one.name, id(one.holder)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._reported:
+                self._reported.add(key)
                 found.append((one.sort, one.name))
         return found
 

@@ -84,8 +84,8 @@ class NotebookBill:
         shown = [[row[n] for n in used] for row in [head, *table]]
         widths = [max(len(row[n]) for row in shown) for n in range(len(used))]
         between = "  " if sum(widths) + 2 * len(widths) <= NARROW else " "
-        said = [between.join(map(str.rjust, row, widths)) for row in shown]
-        return "\n".join([*said, _office(lines)] if lines else said)
+        rendered = [between.join(map(str.rjust, row, widths)) for row in shown]
+        return "\n".join([*rendered, _office(lines)] if lines else rendered)
 
     def _learn(self, lines: Sequence[BillLine]) -> None:
         """The prices, from lines of the office's bill by leases."""
@@ -156,13 +156,13 @@ def _less(total: CellBill, was: Sequence[Row], now: Sequence[Row]) -> CellBill:
 
 def _office(lines: Sequence[BillLine]) -> str:
     """What the office has written down for the same leases: between cells as well, and of what it counts itself."""
-    said = [f"{sum(line.held_seconds for line in lines):.1f}s"]
+    parts = [f"{sum(line.held_seconds for line in lines):.1f}s"]
     if not any(line.uncounted for line in lines):
-        said.append(f"{sum(line.launches or 0 for line in lines)} launches")
+        parts.append(f"{sum(line.launches or 0 for line in lines)} launches")
     if cost := sum(line.cost for line in lines):
-        said.append(f"cost {format_cost(cost, lines[0].currency)}")
+        parts.append(f"cost {format_cost(cost, lines[0].currency)}")
     whose = f"the {len(lines)} leases" if len(lines) > 1 else "the lease"
-    return f"{whose} in all, with the time between cells: {', '.join(said)}"
+    return f"{whose} in all, with the time between cells: {', '.join(parts)}"
 
 
 def _row(first: str, bill: CellBill) -> list[str]:

@@ -67,7 +67,7 @@ class CellResults:
     def text(self) -> str:
         """What is worth saying below the cell."""
         held, lost = self.news.held, self.news.lost
-        said = [f"no {name} came back: the cell left no such variable" for name in self.missing]
+        sentences = [f"no {name} came back: the cell left no such variable" for name in self.missing]
         for name, why in self.out.stays.items():
             about = held.get(name)
             kept = "not saved"
@@ -75,8 +75,8 @@ class CellResults:
                 kept = "cannot be saved" if lost[name] == why else f"cannot be saved: {lost[name]}"
             elif about is not None and about.wall_ns:
                 kept = f"saved {clock_time(about.wall_ns)}"
-            said.append(f"{name} stays ({why}; {kept})")
-        return ", ".join(said)
+            sentences.append(f"{name} stays ({why}; {kept})")
+        return ", ".join(sentences)
 
     @property
     def let_go(self) -> int:
@@ -92,10 +92,10 @@ class Traffic:
     handles: RemoteValues
     fates: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """The fate of every name that cells on devices have left."""
-    told: NamesEncoder = field(default_factory=NamesEncoder)
+    names_sent: NamesEncoder = field(default_factory=NamesEncoder)
     """The encoder of the names that cells read."""
     steady: Steady = field(default_factory=Steady)
-    steady_told: NamesEncoder = field(default_factory=NamesEncoder)
+    steady_names_sent: NamesEncoder = field(default_factory=NamesEncoder)
     """The encoder of the names that stand for the same constant on both sides."""
     surroundings: CellEnvironment | None = None
     """The notebook's settings and random states."""
@@ -129,11 +129,11 @@ class Traffic:
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int, left_out: Mapping[str, str]
     ) -> tuple[Outgoing, Restored, Placing]:
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
-        asked = reading.asked if options.takes is None else None
+        requested = reading.requested if options.takes is None else None
         around = None if self.surroundings is None else self.surroundings.changes()
         try:
             maybe = reading.maybe if options.takes is None else frozenset()
-            sent = self.space.outgoing(wanted, must=True, asked=asked, late=True, maybe=maybe, staying=left_out)
+            sent = self.space.outgoing(wanted, must=True, requested=requested, late=True, maybe=maybe, staying=left_out)
         except BaseException as error:
             self._surroundings_unsure()
             if not isinstance(error, Unpicklable):
@@ -144,10 +144,10 @@ class Traffic:
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()
-            reads = self.told.encode(sent.names, kernel)
+            reads = self.names_sent.encode(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
-            steady = self.steady_told.encode(self.steady.current(self.space.names), kernel)
+            steady = self.steady_names_sent.encode(self.steady.current(self.space.names), kernel)
             more = sent.word, reading.is_quiet, reading.deletes, steady, around, sent.sources, compiler_flags()
             fetches = options.takes is None
             placing = sent.parcels, sent.gone, *of_the_cell, *more, fetches
@@ -161,8 +161,8 @@ class Traffic:
             placed: Taken = kernel.result(pending)
         except BaseException:
             self.space.invalidate(sent.names)
-            self.told.forget()
-            self.steady_told.forget()
+            self.names_sent.forget()
+            self.steady_names_sent.forget()
             self.steady.forget()
             self._surroundings_unsure()
             raise
@@ -177,8 +177,8 @@ class Traffic:
 
     def withdraw(self) -> None:
         """The cell is not run after all, and nothing was said of it to the device."""
-        self.told.forget()
-        self.steady_told.forget()
+        self.names_sent.forget()
+        self.steady_names_sent.forget()
 
     def _send_late(self, kernel: KernelGuest, more: Outgoing) -> list[Parcel]:
         try:
@@ -215,7 +215,7 @@ class Traffic:
 
     def _fetched(self, kernel: KernelGuest, sent: Outgoing, name: str, bound: frozenset[str]) -> None:
         newer = dict.fromkeys((sent.names | bound) - {name}, "")
-        more = self.space.outgoing((name,), must=True, asked=(), staying=newer)
+        more = self.space.outgoing((name,), must=True, requested=(), staying=newer)
         more.gone = ()
         try:
             handles, _ = self.handles.prepare(more.handles, kernel, must=True)
@@ -543,10 +543,10 @@ class TransferProgress:
             return
         with self._lock:
             text = describe_names(self._names, self._values, self._nbytes) if self._verb else ""
-            if not text or (said := f"{self._verb} {text}") == self._shown:
+            if not text or (line := f"{self._verb} {text}") == self._shown:
                 return
-            is_first, self._shown, self._due_s = not self._shown, said, now_s + EVERY_S
-            self.show(said, is_first)
+            is_first, self._shown, self._due_s = not self._shown, line, now_s + EVERY_S
+            self.show(line, is_first)
 
     def _start(self) -> None:
         self._timer = timer = self._new_timer(max(self._due_s - self._clock(), EVERY_S), self._ring)

@@ -31,7 +31,7 @@ class FinishedCell(NamedTuple):
     reply: Mapping[str, Any]
     """The content of the kernel's reply."""
     bill: CellBill
-    said: str
+    text: str
     """What to report of its variables, if anything."""
     failed: CheckpointFailed | None
     """What stays on the device could not be saved."""
@@ -111,9 +111,9 @@ def with_what_is_free(fabric: Fabric, own: Lease | None = None) -> Iterator[None
 def running(lease: Lease) -> Running:
     """How it stands while a cell runs."""
     device = lease.devices[0]
-    said = lease.notice
-    why = "" if said is None else said.detail or said.reason
-    left_s = lease.remaining if said is not None else coarse(lease.remaining)
+    notice = lease.notice
+    why = "" if notice is None else notice.detail or notice.reason
+    left_s = lease.remaining if notice is not None else coarse(lease.remaining)
     return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)
 
 

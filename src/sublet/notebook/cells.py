@@ -134,7 +134,7 @@ class Cells:
         self.traffic = Traffic(self._space, self.handles, surroundings=self.surroundings)
         self.reports = False
         """Whether the report is shown after every cell."""
-        self._asked = CellOptions()
+        self._lease_options = CellOptions()
         self._billed_s = 0.0
         self._stood_s = 0.0
         """How long the cell was suspended."""
@@ -206,7 +206,7 @@ class Cells:
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=cost, currency=currency)
         device = lease.devices[0]
         self._add_bill(lease.id, bill, failed=ran.reply["status"] == "error" or ran.failed is not None)
-        status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
+        status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.text))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
         self._front.take_reply(ran.reply)
@@ -290,12 +290,12 @@ class Cells:
         deletes = frozenset(space.named(found.deletes) - reads)
         maybe = frozenset(space.visible()) if found.opaque else possible_lookups(found.lookups, reads, space.names)
         maybe -= reads
-        asked = None if found.opaque else found.reads
-        return replace(found, reads=frozenset(reads), deletes=deletes, maybe=maybe, asked=asked)
+        requested = None if found.opaque else found.reads
+        return replace(found, reads=frozenset(reads), deletes=deletes, maybe=maybe, requested=requested)
 
     def explained(self, source: str) -> str:
         """What would be sent for this cell, what stays, and why."""
-        return explain(self._space, self.reading(self.python(source)), is_there=self.kernel is not None)
+        return explain(self._space, self.reading(self.python(source)), has_guest=self.kernel is not None)
 
     def release(self) -> None:
         """Give the lease back. What was only on the device is saved, if it was not and can be; else it is lost."""
@@ -319,7 +319,7 @@ class Cells:
                 "the cell failed on a device that this notebook no longer has",
                 do="Run the cell again, and then %debug.",
             )
-        self.run("%debug", replace(self._asked, takes=None, gives=None, over=""))
+        self.run("%debug", replace(self._lease_options, takes=None, gives=None, over=""))
 
     # ---- the lease and the kernel
 
@@ -354,7 +354,12 @@ class Cells:
         if lease is not None and is_parked(lease) and self._kernel is not None and not self._kernel.is_lost:
             with contextlib.suppress(LeaseEnded):  # then there is nothing to go on with, and another is asked for
                 lease = self._resume(lease, self._kernel, options, status)
-        if lease is not None and lease.end is None and lease.notice is None and fits(lease, self._asked, options):
+        if (
+            lease is not None
+            and lease.end is None
+            and lease.notice is None
+            and fits(lease, self._lease_options, options)
+        ):
             return lease
         old = lease if lease is not None and lease.end is None and lease.notice is None else None
         if old is not None:
@@ -403,7 +408,7 @@ class Cells:
         try:
             if old is not None:
                 self._part_from(old)
-            self.lease, self._asked = without_expiry_notice(lease), options
+            self.lease, self._lease_options = without_expiry_notice(lease), options
         except BaseException:  # a trace that is kept must not keep the lease
             lease.release()
             raise
@@ -457,9 +462,9 @@ class Cells:
         if self._front.is_terminal:
             kernel.call(be_plain)
         kernel.begin(look_around)  # nothing waits for the answer
-        if volume is not None and volume.said:
-            show_line(self.shell, volume.said)
-            volume.said = ""
+        if volume is not None and volume.message:
+            show_line(self.shell, volume.message)
+            volume.message = ""
         behind, self._behind = self._behind, ""
         if volume is not None and behind not in ("", lease.id):
             wait_until_gone(self.fabric(), behind)
@@ -513,8 +518,8 @@ class Cells:
             self._print_restored(self.handles.resume())
             for one in self._replaced.news(self.shell.history_manager.input_hist_parsed, python):
                 show_line(self.shell, str(one))
-            for said in self._additions.news(python):
-                show_line(self.shell, said)
+            for sentence in self._additions.news(python):
+                show_line(self.shell, sentence)
             sending_s, reading = time.monotonic(), self.reading(python)
             sent, restored, placing = self.traffic.send(kernel, reading, options, number)
             self._print_restored(restored)
@@ -540,8 +545,8 @@ class Cells:
                 show_line(
                     self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too"
                 )
-            for said in self._additions.sentences_after(came.out.added):
-                show_line(self.shell, said)
+            for sentence in self._additions.sentences_after(came.out.added):
+                show_line(self.shell, sentence)
             self._show_problems()
         except _Early:
             raise KeyboardInterrupt from None
@@ -567,10 +572,10 @@ class Cells:
         if came.out.stays and self.owner.volume is None and self.owner.trouble:
             show_line(self.shell, f"what stays on the device is not saved: {self.owner.trouble}")
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
-        said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
+        sentence = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
-            said = "; ".join(filter(None, (said, self.owner.tight())))
-        return FinishedCell(came.reply, bill, said, failed, sent.names)
+            sentence = "; ".join(filter(None, (sentence, self.owner.tight())))
+        return FinishedCell(came.reply, bill, sentence, failed, sent.names)
 
     def _abandon_cell(self) -> None:
         """Give up the kernel: a repeated interrupt came, so it is unknown now what the other side has."""
@@ -593,10 +598,12 @@ class Cells:
         used = in_use(self._space.names, can_change).changing
         changing = {name: why for name, why in used.items() if why in (THREAD, TASK)}
         self._copied &= changing.keys()
-        if told := sorted((sent & changing.keys()) - self._copied):
-            self._copied.update(told)
-            why = changing[told[0]]
-            show_line(self.shell, f"{', '.join(told)}: {why} of the notebook; the cell has a copy as of its first line")
+        if names := sorted((sent & changing.keys()) - self._copied):
+            self._copied.update(names)
+            why = changing[names[0]]
+            show_line(
+                self.shell, f"{', '.join(names)}: {why} of the notebook; the cell has a copy as of its first line"
+            )
 
     def _show_problems(self) -> None:
         """Print one line for each setting that could not be carried."""
@@ -607,8 +614,8 @@ class Cells:
         if unsent := self.traffic.unsent:
             each = ", ".join(f"{name} ({why})" for name, why in sorted(unsent.items())[:UNSENT_MAX])
             more = len(unsent) - UNSENT_MAX
-            said = f"{each} and {more} more" if more > 0 else each
-            show_line(self.shell, f"this cell can use any name, and these cannot be sent to the device: {said}")
+            listing = f"{each} and {more} more" if more > 0 else each
+            show_line(self.shell, f"this cell can use any name, and these cannot be sent to the device: {listing}")
         unsent.clear()
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
@@ -656,8 +663,8 @@ class Cells:
             call = self._call = self.traffic.begin(kernel, options, placing, request)
             self._ahead.begin(is_sent=True)
             with self._interrupts.patient():  # each stops the cell, and the lease stays
-                asked = request["header"]["msg_id"]
-                line.finish(asked, show, look=update_status, interrupts=self._interrupts, call=call)
+                request_id = request["header"]["msg_id"]
+                line.finish(request_id, show, look=update_status, interrupts=self._interrupts, call=call)
             return call
         finally:
             self._between.watch(line)
@@ -715,10 +722,10 @@ class Cells:
 # ``%gpu explain``: what a cell would send, its size, what stays, and why, before anything runs.
 
 
-def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
+def explain(space: Space, reading: Reading, *, has_guest: bool) -> str:
     """Lines for people. Nothing of it counts as sent. ``is_there``: a guest that has what was sent before."""
     found = Space(space.names, NOTEBOOK).outgoing(reading.reads, maybe=reading.maybe)
-    agreed = space.unchanged([parcel.names for parcel in found.parcels]) if is_there else set()
+    agreed = space.unchanged([parcel.names for parcel in found.parcels]) if has_guest else set()
     lines = []
     total = 0
     for parcel in sorted(found.parcels, key=lambda one: -one.nbytes):

@@ -114,8 +114,8 @@ class NotebookCheckpoint:
         checkpoint = self._newest()
         if checkpoint is None or ABOUT not in checkpoint.records:
             return {}
-        told: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT)
-        return {key: _about(one) for key, one in told.items()}
+        abouts: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT)
+        return {key: _about(one) for key, one in abouts.items()}
 
     def together_with(self, key: Key) -> tuple[Key, ...]:
         """What is loaded when this is."""
@@ -154,9 +154,9 @@ class NotebookCheckpoint:
         everything = {**values, **rest}
         now_ns = self._clock.wall_ns()
         stays = {*rest, *(key for record in carry for key in record.names)}
-        told = {key: one for key, one in self.found().items() if key in stays}
-        told |= {key: _at(one, now_ns) for key, one in about.items() if key in values}
-        groups = [*_groups(everything), *encode_roots({ABOUT: {key: asdict(one) for key, one in told.items()}})]
+        abouts = {key: one for key, one in self.found().items() if key in stays}
+        abouts |= {key: _at(one, now_ns) for key, one in about.items() if key in values}
+        groups = [*_groups(everything), *encode_roots({ABOUT: {key: asdict(one) for key, one in abouts.items()}})]
         groups.sort(key=lambda group: group.names[0])
         was = self.found()
         same_as = {key: was[key] for key in values} if not rest and was.keys() >= values.keys() else None
@@ -177,8 +177,8 @@ class NotebookCheckpoint:
             mine, base = self.found(), self._base_now()
             old = self._records()
             with copied.open() as checkpoint:
-                told: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT) if ABOUT in checkpoint.records else {}
-                theirs, new = {key: _about(one) for key, one in told.items()}, _by_names(checkpoint)
+                abouts: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT) if ABOUT in checkpoint.records else {}
+                theirs, new = {key: _about(one) for key, one in abouts.items()}, _by_names(checkpoint)
             where = Base.read(copied.manifest, copied.source).where
             joined = join(
                 old,
@@ -188,8 +188,8 @@ class NotebookCheckpoint:
             about = {key: mine[key] for names in joined.kept for key in names}
             about |= {key: theirs[key] for names in joined.taken for key in names}
             groups = encode_roots({ABOUT: {key: asdict(one) for key, one in about.items()}})
-            there = set() if base.manifest is None else {ref.name for ref in base.manifest.packs}
-            packs = [path for name, path in copied.packs().items() if name not in there]
+            present = set() if base.manifest is None else {ref.name for ref in base.manifest.packs}
+            packs = [path for name, path in copied.packs().items() if name not in present]
             both = Base(manifest=base.manifest, packs_folder=base.packs_folder, where={**where, **base.where})
             carry = [*(old[names] for names in joined.kept), *(new[names] for names in joined.taken)]
             note = f"a copy of {copied.manifest.number}"
@@ -285,9 +285,11 @@ class NotebookCheckpoint:
         checkpoint = self._newest()
         if checkpoint is None:
             return False
-        told = (ABOUT,)
-        new = {tuple(one.names): list(one.blobs) for one in staged.records if tuple(one.names) != told}
-        old = {tuple(one.names): list(one.blobs) for one in checkpoint.records.values() if tuple(one.names) != told}
+        about_names = (ABOUT,)
+        new = {tuple(one.names): list(one.blobs) for one in staged.records if tuple(one.names) != about_names}
+        old = {
+            tuple(one.names): list(one.blobs) for one in checkpoint.records.values() if tuple(one.names) != about_names
+        }
         return new == old
 
     def _note(self, number: int) -> str:
@@ -361,9 +363,9 @@ def _groups(values: Mapping[Key, object]) -> list[ObjectGroup]:
     return groups
 
 
-def _about(told: Mapping[str, Any]) -> About:
+def _about(record: Mapping[str, Any]) -> About:
     known = {field.name for field in fields(About)}
-    return About(**{key: value for key, value in told.items() if key in known})
+    return About(**{key: value for key, value in record.items() if key in known})
 
 
 def _by_names(checkpoint: CheckpointReader) -> dict[tuple[str, ...], EncodedGroup]:
@@ -389,7 +391,7 @@ Names = tuple[str, ...]
 """Of one record."""
 
 
-class Joined(NamedTuple):
+class JoinedNames(NamedTuple):
     """What becomes of them."""
 
     kept: tuple[Names, ...]
@@ -400,15 +402,15 @@ class Joined(NamedTuple):
     """Names that could have come, but for what they share a record with."""
 
 
-def join(here: Iterable[Names], there: Iterable[Names], may_go: Callable[[str], bool]) -> Joined:
+def join(own: Iterable[Names], incoming: Iterable[Names], may_go: Callable[[str], bool]) -> JoinedNames:
     """``may_go``: whether what is here under a name may give way to what comes."""
-    here, there = tuple(here), tuple(there)
-    firm = {name for names in here if not all(map(may_go, names)) for name in names}
-    taken = tuple(names for names in there if firm.isdisjoint(names))
+    own, incoming = tuple(own), tuple(incoming)
+    firm = {name for names in own if not all(map(may_go, names)) for name in names}
+    taken = tuple(names for names in incoming if firm.isdisjoint(names))
     new = {name for names in taken for name in names}
-    kept = tuple(names for names in here if new.isdisjoint(names) or not firm.isdisjoint(names))
+    kept = tuple(names for names in own if new.isdisjoint(names) or not firm.isdisjoint(names))
     has = new | {name for names in kept for name in names}
-    return Joined(kept, taken, tuple(sorted({name for names in (*there, *here) for name in names} - has)))
+    return JoinedNames(kept, taken, tuple(sorted({name for names in (*incoming, *own) for name in names} - has)))
 
 
 # ------------------------------------------------------------------------------------------------------------ retention
@@ -463,14 +465,14 @@ def make_room(kept: Kept, needed: int, *, most: int, good: int) -> int:
 def _too_small(kept: Kept, needed: int, least: int) -> CheckpointFailed:
     room = kept.room + kept.freed_by(least)
     beside = "" if not kept.numbers() else " beside what was saved last, which stays until the new one is whole"
-    said = f"the checkpoint needs up to {format_size(needed)}{beside}, and there is room for {format_size(room)}"
+    problem = f"the checkpoint needs up to {format_size(needed)}{beside}, and there is room for {format_size(room)}"
     if not kept.size:
-        return CheckpointFailed(said, do="Make room on that disk, then save again; what was saved last is whole.")
+        return CheckpointFailed(problem, do="Make room on that disk, then save again; what was saved last is whole.")
     twice = needed if beside else 2 * needed  # the next one must fit beside this one
     more = kept.size - room + twice + SPARE + twice // 16  # a larger file system is more about itself
     size = -(-more // (16 * MIB)) * 16 * MIB
     return CheckpointFailed(
-        f"{said}: the volume has {format_size(kept.size)}, and it takes {format_size(size)}",
+        f"{problem}: the volume has {format_size(kept.size)}, and it takes {format_size(size)}",
         do=f"Bring it to the notebook (%gpu fetch NAME), then save in a larger one: %gpu name X {format_size(size)}. "
         "What was saved last is whole.",
     )

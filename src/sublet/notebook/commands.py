@@ -72,26 +72,28 @@ def help_text() -> str:
 def _status(cells: Cells, _shell: Any, _rest: str) -> str:
     lease = cells.lease
     if lease is not None and lease.end is not None and lease.end.parked:
-        said = [f"no lease is held ({lease.end.reason}); what is on the device is parked, and the next cell resumes it"]
+        lines = [
+            f"no lease is held ({lease.end.reason}); what is on the device is parked, and the next cell resumes it"
+        ]
     elif lease is None or lease.end is not None:
-        said = [_under() or "no lease is held"]
+        lines = [_under() or "no lease is held"]
     else:
         device = lease.devices[0]
         host = " (host device, no GPU)" if device.host else ""
         left = format_duration(round(lease.remaining) * NS_PER_S)
         state = "busy" if lease.busy else "idle, the first to yield"
         notice = lease.notice
-        said = [f"{device.id}{host}, {format_size(device.amount)}, {left} left, {state}"]
+        lines = [f"{device.id}{host}, {format_size(device.amount)}, {left} left, {state}"]
         if notice is not None:
-            said.append(f"it will be taken: {notice.reason}{f' ({notice.detail})' if notice.detail else ''}")
+            lines.append(f"it will be taken: {notice.reason}{f' ({notice.detail})' if notice.detail else ''}")
     handles = cells.handles.all()
-    said += [f"{name}: {one.value_state()}" for name, one in sorted(handles.items())]
+    lines += [f"{name}: {one.value_state()}" for name, one in sorted(handles.items())]
     volume = cells.owner.volume
     if volume is not None and any(not one.why_lost for one in handles.values()):
-        said.append(f"what stays on the device is saved {_where(volume)}")
+        lines.append(f"what stays on the device is saved {_where(volume)}")
     elif cells.owner.trouble and handles:
-        said.append(f"what stays on the device is NOT saved: {cells.owner.trouble}")
-    return "\n".join(said)
+        lines.append(f"what stays on the device is NOT saved: {cells.owner.trouble}")
+    return "\n".join(lines)
 
 
 def _under() -> str:
@@ -110,12 +112,12 @@ def _release(cells: Cells, _shell: Any, _rest: str) -> str:
     handles = {name: one for name, one in cells.handles.all().items() if one.is_live}
     cells.release()
     lost = [name for name, one in handles.items() if not one.is_saved]
-    said = ["no lease is held"]
+    lines = ["no lease is held"]
     if news is not None and news.failed:
-        said.append(f"what stayed on the device could not be saved: {news.failed}")
+        lines.append(f"what stayed on the device could not be saved: {news.failed}")
     if lost:
-        said.append(f"lost with it: {', '.join(sorted(lost))}; rerun the cells that made them")
-    return "\n".join(said)
+        lines.append(f"lost with it: {', '.join(sorted(lost))}; rerun the cells that made them")
+    return "\n".join(lines)
 
 
 def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
@@ -131,11 +133,11 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
         return "there is nothing to save"
     at = saved.wall_ns if saved is not None else news.saved.wall_ns if news is not None and news.saved else 0
     written = (saved.written_bytes if saved else 0) + (news.saved.written_bytes if news and news.saved else 0)
-    said = [f"saved{f' at {clock_time(at)}' if at else ''} {_where(volume)}: {format_size(written)} written"]
-    said += [
+    lines = [f"saved{f' at {clock_time(at)}' if at else ''} {_where(volume)}: {format_size(written)} written"]
+    lines += [
         f"{name}: cannot be saved ({why})" for name, why in sorted({**lost, **(news.lost if news else {})}.items())
     ]
-    return "\n".join(said)
+    return "\n".join(lines)
 
 
 def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
@@ -204,8 +206,8 @@ def _name(cells: Cells, _shell: Any, rest: str) -> str:
     had_lease = cells.lease is not None
     cells.release()
     cells.owner.rename(*words)
-    said = f"the state of this notebook is called {cells.owner.name}"
-    return f"{said}; the lease was given back, and the next cell takes another" if had_lease else said
+    answer = f"the state of this notebook is called {cells.owner.name}"
+    return f"{answer}; the lease was given back, and the next cell takes another" if had_lease else answer
 
 
 def _report(cells: Cells, _shell: Any, rest: str) -> str:

@@ -79,22 +79,24 @@ def session_ended(
     error: LeaseEnded, handles: Mapping[str, RemoteValue], inside: Mapping[str, About]
 ) -> GpuSessionEnded:
     """The news. ``handles``: what stayed on the device; ``inside``: what the cell itself had saved."""
-    said = [what_ended(error), "what finished cells left is in the notebook"]
+    sentences = [what_ended(error), "what finished cells left is in the notebook"]
     saved = {name: one.value_about.wall_ns for name, one in handles.items() if one.is_saved}
-    told = {name: one for name, one in inside.items() if one.what != MODULE}
-    if told:
-        when = clock_time(max(one.wall_ns for one in told.values()))
-        names = ", ".join(sorted(told))
-        said.append(f"saved within this cell at {when}: {names}; the next cell on a device goes on from there")
+    values = {name: one for name, one in inside.items() if one.what != MODULE}
+    if values:
+        when = clock_time(max(one.wall_ns for one in values.values()))
+        names = ", ".join(sorted(values))
+        sentences.append(f"saved within this cell at {when}: {names}; the next cell on a device goes on from there")
     rest = {name: at for name, at in saved.items() if name not in inside}
     if rest:
-        said.append(f"saved on the device's side: {', '.join(f'{n} at {clock_time(at)}' for n, at in rest.items())}")
+        sentences.append(
+            f"saved on the device's side: {', '.join(f'{n} at {clock_time(at)}' for n, at in rest.items())}"
+        )
     lost = [f"{name} ({one.why_lost or 'it was not saved'})" for name, one in handles.items() if not one.is_saved]
     if lost:
-        said.append(f"lost: {', '.join(lost)}")
+        sentences.append(f"lost: {', '.join(lost)}")
     if error.end is not None and error.end.saved_at and not saved and not inside:
-        said.append(f"last saved{_local(error.end.saved_at)}")
-    return GpuSessionEnded("; ".join(said), end=error.end, do=RERUN)
+        sentences.append(f"last saved{_local(error.end.saved_at)}")
+    return GpuSessionEnded("; ".join(sentences), end=error.end, do=RERUN)
 
 
 def process_lost(error: SubletError, handles: Mapping[str, RemoteValue]) -> SubletError:
@@ -114,13 +116,13 @@ def cannot_travel(error: Unpicklable) -> Unpicklable:
     whys = {n: f"{what}{'' if path == n else f' at {path}'}" for n, (path, what) in first.items()}
     if len(whys) == 1:
         ((one, why),) = whys.items()
-        said = f"can't send `{one}` to the GPU process: {why}"
+        message = f"can't send `{one}` to the GPU process: {why}"
     else:
         each = [f"`{name}` ({why})" for name, why in list(whys.items())[:NAMED_MAX]]
         each += [f"{len(whys) - NAMED_MAX} more"] if len(whys) > NAMED_MAX else []
-        said = f"can't send {', '.join(each[:-1])} and {each[-1]} to the GPU process" if each else error.message
+        message = f"can't send {', '.join(each[:-1])} and {each[-1]} to the GPU process" if each else error.message
     return Unpicklable(
-        said,
+        message,
         path=error.path,
         what=error.what,
         blockers=error.blockers,

@@ -100,7 +100,7 @@ class CellEnvironment:
         self._sees_files = True
         self._ready: set[str] = {""}
         self._problems: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._mark: object = None
         """Of the context in which the cell began."""
         self._lock = threading.RLock()
@@ -393,8 +393,8 @@ class CellEnvironment:
 
     def _trouble(self, row: Setting, name: str, why: str) -> None:
         what = " ".join(filter(None, (row.key, name)))
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             self._problems[what] = why
 
     def problems(self) -> dict[str, str]:

@@ -42,5 +42,5 @@ def without_traceback(*, above: int = 0) -> Iterator[None]:
 def short(error: SubletError) -> list[str]:
     """The lines that are shown."""
     colour = _AMBER if isinstance(error, LeaseEnded) else _RED
-    said = f"{_BOLD}{colour}{type(error).__name__}{_END}: {typeable(error.message)}"
-    return [said, *typeable(error.do).splitlines()]
+    headline = f"{_BOLD}{colour}{type(error).__name__}{_END}: {typeable(error.message)}"
+    return [headline, *typeable(error.do).splitlines()]

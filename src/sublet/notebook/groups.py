@@ -30,8 +30,8 @@ def digest(group: ObjectGroup) -> bytes:
     """A digest of what the group is and where its memory lies: two arrays that change places change it, their contents
     do not. Small pieces are gathered anew each time, so their contents are part of it."""
     buffers = group.encoded.buffers
-    said = [_content_key(one) for one in buffers]
-    return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
+    keys = [_content_key(one) for one in buffers]
+    return chunk_hash(b"".join((group.encoded.head, *keys)) if keys else group.encoded.head)
 
 
 class ObjectIds(NamedTuple):
@@ -60,7 +60,7 @@ def _ids(met: Mapping[int, Any], numbers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(id, map(met.get, numbers)))
 
 
-def is_told_by_digest(buffer: EncodedBuffer) -> bool:
+def is_covered_by_digest(buffer: EncodedBuffer) -> bool:
     """Whether the digest has what a buffer holds: pandas' columns of text are Arrow's, which copies them anew for each
     pickle."""
     return buffer.kind is BufferKind.SMALL or (buffer.kind is BufferKind.ARROW and buffer.view.nbytes <= ARROW_MAX)
@@ -69,7 +69,7 @@ def is_told_by_digest(buffer: EncodedBuffer) -> bool:
 def _content_key(buffer: EncodedBuffer) -> bytes | memoryview:
     if buffer.kind is BufferKind.SMALL:
         return buffer.view
-    return chunk_hash(buffer.view) if is_told_by_digest(buffer) else buffer.address.to_bytes(8, "little")
+    return chunk_hash(buffer.view) if is_covered_by_digest(buffer) else buffer.address.to_bytes(8, "little")
 
 
 def has_room(group: ObjectGroup, room: int, stuck: Mapping[str, str], shared: Shared, found: Outgoing) -> bool:
@@ -84,16 +84,16 @@ def has_room(group: ObjectGroup, room: int, stuck: Mapping[str, str], shared: Sh
     return False
 
 
-def without_handles(here: Mapping[str, Any], names: Iterable[str], found: Outgoing) -> set[str]:
+def without_handles(namespace: Mapping[str, Any], names: Iterable[str], found: Outgoing) -> set[str]:
     """Names that are here, without those that stand for what is only there; and what functions in that read."""
-    left = set(filter(here.__contains__, names))
-    while any_handles() and RemoteValue in set(map(type, map(here.__getitem__, left))):  # so without a loop
-        fresh = {n for n in left if type(here[n]) is RemoteValue}
-        handles = {name: here[name] for name in fresh}
+    left = set(filter(namespace.__contains__, names))
+    while any_handles() and RemoteValue in set(map(type, map(namespace.__getitem__, left))):  # so without a loop
+        fresh = {n for n in left if type(namespace[n]) is RemoteValue}
+        handles = {name: namespace[name] for name in fresh}
         left -= fresh
         found.handles |= handles
         needs = {need for handle in handles.values() for need in handle.value_needs}
-        left |= {name for name in needs if name in here and name not in found.handles}
+        left |= {name for name in needs if name in namespace and name not in found.handles}
     return left
 
 
@@ -120,7 +120,11 @@ def blamed_beside(error: Unpicklable, roots: Mapping[str, object]) -> dict[str, 
 
 def _at_head(path: str, roots: Mapping[str, object]) -> str:
     called = {name: repr(name)[1:-1] if name == LOST else name for name in roots}
-    fitting = [n for n, said in called.items() if path == said or path.startswith((said + ".", said + "[", said + "("))]
+    fitting = [
+        n
+        for n, expression in called.items()
+        if path == expression or path.startswith((expression + ".", expression + "[", expression + "("))
+    ]
     return max(fitting, key=len, default="")
 
 

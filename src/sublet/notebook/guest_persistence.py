@@ -159,11 +159,11 @@ def begin(
         _state.is_running, _state.good = True, None
 
 
-def read_as_well(names: Collection[str], here: Iterable[str]) -> None:
-    """A running cell has been given these; of what stays on the device it can change what is ``here``."""
+def read_as_well(names: Collection[str], changeable: Iterable[str]) -> None:
+    """A running cell has been given these; of what stays on the device it can change ``changeable``."""
     with _turn:
         _state.reads |= frozenset(names)
-        _state.touched |= frozenset(here)
+        _state.touched |= frozenset(changeable)
 
 
 def rest() -> None:
@@ -277,12 +277,12 @@ def checkpoint() -> PersistenceNews | Literal[False]:
     """
     from sublet.compute.behind import current
 
-    here = current()
-    is_cells_own = here.is_saving_by_hand  # at the very end a notice is answered on the main thread as well
+    persistence = current()
+    is_cells_own = persistence.is_saving_by_hand  # at the very end a notice is answered on the main thread as well
     with _turn:
         if not _state.is_running:
             if not _state.is_taken:
-                here.ask_again()
+                persistence.ask_again()
                 return read_status()
             news = _save(_names(), everything=False, note=f"{NOTICE}after cell {_state.cell}")
             if news.failed:  # no caller waits for it; so it stands in the log of the guest
@@ -290,7 +290,7 @@ def checkpoint() -> PersistenceNews | Literal[False]:
             is_whole = not news.failed and all(one.wall_ns for one in news.held.values())
             return news if is_cells_own or is_whole else False  # False: an idle lease lasts as long as its notice
         if not is_cells_own:
-            here.ask_again()
+            persistence.ask_again()
             return read_status()
         news = _save_inside(_names())
     if news.failed:
@@ -370,7 +370,7 @@ def _save_inside(space: dict[str, Any]) -> PersistenceNews:
             lost[name] = one.refused
             continue
         old = _state.held.get(name)
-        why = _why_here(old, one)
+        why = _why_only_here(old, one)
         key = key_of(Part.DEVICE if why else Part.CELL, name)
         values[key] = space[name]
         about[key] = About(
@@ -386,7 +386,7 @@ def _save_inside(space: dict[str, Any]) -> PersistenceNews:
     return replace(news, lost=lost)
 
 
-def _why_here(old: About | None, one: Probe) -> str:
+def _why_only_here(old: About | None, one: Probe) -> str:
     """Why a value can only be here; empty if the notebook could have it."""
     if old is not None:
         return old.why

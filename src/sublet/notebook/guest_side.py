@@ -61,7 +61,7 @@ _space: Space | None = None
 _before = _Before(frozenset(), {})
 _bound = BoundNames({})
 """What each name had before it."""
-_heard, _heard_steady = NamesDecoder(), NamesDecoder()
+_names_sent, _steady_names_sent = NamesDecoder(), NamesDecoder()
 _results: Final[set[str]] = set()
 """Names under which the shell here keeps what the last cell gave."""
 _surroundings: CellEnvironment | None = None
@@ -111,7 +111,7 @@ def place(
     if _before.is_open:  # it was given up, and never collected: what it bound is not reported
         _put_back(space)
         _bound.noted(space.names, _bound.rebound(space.names))
-    reads = _heard.decode(reads) if isinstance(reads, EncodedNames) else reads
+    reads = _names_sent.decode(reads) if isinstance(reads, EncodedNames) else reads
     keep_sources(sources)
     set_compiler_flags(flags)
     space.on_pool_message(word)
@@ -121,7 +121,7 @@ def place(
     _check(taken)
     _bound.noted(space.names, guest_persistence.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
-    steady = _heard_steady.decode(steady) if isinstance(steady, EncodedNames) else steady
+    steady = _steady_names_sent.decode(steady) if isinstance(steady, EncodedNames) else steady
     hidden = (space.visible() - reads - steady) | (binds - reads)
     hidden -= deletes | in_use(space.names, can_change).names.keys() if hidden else deletes
     aside = {name: space.names.pop(name) for name in list(space.names) if name in hidden} if hidden else {}
@@ -141,7 +141,7 @@ def place(
         around.apply(surroundings, files=False)
     taken.problems = around.problems()
     if fetches:
-        on_demand.begin(_may_be_asked_for, lambda: _bound.rebound(space.names))
+        on_demand.begin(_may_be_fetched, lambda: _bound.rebound(space.names))
     return taken
 
 
@@ -154,7 +154,7 @@ def run(
     return run_cell(request, lambda: (placed, collect(only, room)))
 
 
-def _may_be_asked_for(name: str) -> bool:
+def _may_be_fetched(name: str) -> bool:
     """A name that was here when the cell began was removed by the cell."""
     return _before.is_open and name not in _before.reads and name not in _before.deletes
 

@@ -63,12 +63,12 @@ class ImportHook:
         if self._called() is None:
             self.remove()
             return None
-        found = self._asked_of_others(name, path, target)
+        found = self._found_by_others(name, path, target)
         if found is not None:
             self._call_back_after(found, is_elsewhere=is_elsewhere)
         return found
 
-    def _asked_of_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    def _found_by_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         """Another finder of this kind asks all others as well: it is answered "nothing" then."""
         asking = threading.get_ident(), name
         if asking in self._asking:
@@ -202,10 +202,10 @@ def _package(module: str) -> str:
 
 def _is_missing(module: str, name: str) -> bool:
     """``name``: one that is taken from the module; empty: the module itself."""
-    there = sys.modules.get(module)
-    if not name or there is None:
-        return there is None
-    return name not in getattr(there, "__dict__", ()) and f"{module}.{name}" not in sys.modules
+    loaded = sys.modules.get(module)
+    if not name or loaded is None:
+        return loaded is None
+    return name not in getattr(loaded, "__dict__", ()) and f"{module}.{name}" not in sys.modules
 
 
 def _import(

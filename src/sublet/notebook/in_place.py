@@ -103,7 +103,7 @@ class _Plan:
         self.chosen: dict[int, Any] = {}
         """By the id of the new object: what stands for it from now on."""
         self._originals = originals
-        self._here = {id(old) for old in originals.values()}
+        self._original_ids = {id(old) for old in originals.values()}
         self._refused = refused
         self._views = views
         self._came = came
@@ -138,7 +138,7 @@ class _Plan:
         key = id(new)
         if key in self.chosen:
             return self.chosen[key]
-        if key in self._here and not isinstance(new, type):  # it is one of ours, not a copy
+        if key in self._original_ids and not isinstance(new, type):  # it is one of ours, not a copy
             return new
         ordinary = self._ordinary.get(kind, UNKNOWN)
         if ordinary is UNKNOWN:

@@ -82,12 +82,12 @@ class KernelLine:
             "allow_stdin": allow_stdin,
             "stop_on_error": True,
         }
-        asked = self.send("shell", "execute_request", content)
-        return self.finish(asked, show)
+        request = self.send("shell", "execute_request", content)
+        return self.finish(request, show)
 
     def finish(
         self,
-        asked: str,
+        request: str,
         show: Callable[[str, Message], None],
         *,
         look: Callable[[], float] = lambda: LOOK_S,
@@ -109,9 +109,9 @@ class KernelLine:
             if call is not None and call.has_failed():
                 break
             if not (reply or is_idle) and interrupts is not None and interrupts.take():
-                passed_on.add(self.interrupt(asked))
+                passed_on.add(self.interrupt(request))
             if question and not passed_on and time.monotonic() >= then_s:
-                failed = self._shown(show, "stdin", question.pop(), failed, passed_on, asked)
+                failed = self._shown(show, "stdin", question.pop(), failed, passed_on, request)
             for channel, message in self.wait(
                 min(look(), VOID_S) if question else look(), None if reply or is_idle else interrupts, call
             ):
@@ -120,14 +120,14 @@ class KernelLine:
                     passed_on.discard(parent)
                     then_s = time.monotonic() + VOID_S
                     is_late = is_late or bool(message["content"].get("late"))
-                elif parent == asked and channel == "shell":
+                elif parent == request and channel == "shell":
                     reply = message
-                elif parent == asked and kind == "status":
+                elif parent == request and kind == "status":
                     is_idle = message["content"]["execution_state"] == "idle"
                 elif channel == "stdin" and passed_on:  # most often the cell is over before an answer could come
                     question = [message]
                 else:
-                    failed = self._shown(show, channel, message, failed, passed_on, asked)
+                    failed = self._shown(show, channel, message, failed, passed_on, request)
         if failed is not None:
             raise failed
         if is_late and interrupts is not None:
@@ -141,7 +141,7 @@ class KernelLine:
         message: Message,
         failed: Exception | None,
         passed_on: set[str],
-        asked: str,
+        request: str,
     ) -> Exception | None:
         """Shown, unless that failed before; what it raises."""
         if failed is not None:
@@ -149,14 +149,14 @@ class KernelLine:
         try:
             show(channel, message)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next cell must not find this code running
-            passed_on.add(self.interrupt(asked))
+            passed_on.add(self.interrupt(request))
             return error
         return None
 
-    def interrupt(self, asked: str = "") -> str:
+    def interrupt(self, request: str = "") -> str:
         """Stop what was asked for, or whatever runs, as Ctrl-C does; the message's id. It is over when its ``finish``
         returns. The kernel answers whether it came too late for that."""
-        return self.send("control", "interrupt_request", {"of": asked})
+        return self.send("control", "interrupt_request", {"of": request})
 
     def answer_input(self, question: Message, text: str) -> None:
         """Give what was typed to the cell that asked."""

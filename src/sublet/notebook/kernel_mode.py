@@ -69,9 +69,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
     from sublet.compute.behind import kernel_class
 
-    said = list(sys.argv[1:] if words is None else words)
-    at = said.index("--") if "--" in said else len(said)
-    line = shlex.join(said[at + 1 :])
+    arguments = list(sys.argv[1:] if words is None else words)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    line = shlex.join(arguments[at + 1 :])
     options = parse_line(line)
 
     class LeasedKernel(kernel_class()):  # type: ignore[misc]  # one that is made when it is wanted
@@ -93,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> None:
             return done
 
     app: Any = IPKernelApp.instance(kernel_class=LeasedKernel)
-    app.initialize(said[:at])
+    app.initialize(arguments[:at])
     from sublet.notebook.magic import GpuMagics  # what it loads may load doctest, which must find ipykernel's debugger
 
     magics = GpuMagics(app.shell)
@@ -120,10 +120,10 @@ _LOGO: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64">
 
 def kernel_json(options: Sequence[str], *, python: str = sys.executable) -> dict[str, Any]:
     """What Jupyter reads. Raises ``InvalidRequest`` for options that ``%%gpu`` does not have."""
-    asked = parse_line(shlex.join(options))
+    cell_options = parse_line(shlex.join(options))
     return {
         "argv": [python, "-m", MODULE, "-f", "{connection_file}", "--", *options],
-        "display_name": f"Python on a leased GPU ({asked})" if options else "Python on a leased GPU",
+        "display_name": f"Python on a leased GPU ({cell_options})" if options else "Python on a leased GPU",
         "language": "python",
         "interrupt_mode": "signal",
         "metadata": {"debugger": False},

@@ -36,7 +36,7 @@ class _File:
     is_lent: bool = False
     key: Key | None = None
     """Whose array lies in it there."""
-    here: int = 0
+    address: int = 0
     """Where that lies here."""
     watch: Watch = field(default_factory=Watch)
     used_s: float = 0.0
@@ -82,7 +82,7 @@ class PoolOwner:
     def can_wait(self, key: Key, buffer: EncodedBuffer) -> bool:
         """Whether the kernel is going to say whether it changed."""
         file = self._at.get(key)
-        known = file is not None and bool(file.watch.look) and file.here == buffer.address
+        known = file is not None and bool(file.watch.look) and file.address == buffer.address
         return known and file is not None and len(file.area) == buffer.length and self.takes(key, buffer)
 
     def changed(self, key: Key, buffer: EncodedBuffer) -> bool | None:
@@ -92,9 +92,9 @@ class PoolOwner:
         if file is None or len(file.area) != buffer.length or not self.takes(key, buffer):
             return None
         watch = file.watch
-        if file.here != buffer.address:
+        if file.address != buffer.address:
             watch.restart()
-            file.here = buffer.address
+            file.address = buffer.address
         try:
             is_changed = self._differs(file, buffer)
         except BaseException:  # what was found out is lost
@@ -114,8 +114,8 @@ class PoolOwner:
 
     def is_same(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         """Whether what lies there is what is here."""
-        there = address_of(self.view(lodged))
-        return lodged.nbytes == buffer.length and is_same(buffer.address, there, buffer.length)
+        remote_address = address_of(self.view(lodged))
+        return lodged.nbytes == buffer.length and is_same(buffer.address, remote_address, buffer.length)
 
     def place(self, key: Key, buffer: EncodedBuffer) -> Lodged | None:
         """Fill it into a file. It counts as the other side's when it was ``sent``. None: it goes another way."""
@@ -187,7 +187,7 @@ class PoolOwner:
     def confirm(self, key: Key, lodged: Lodged, buffer: EncodedBuffer) -> bool:
         """What lies there and this are the same now."""
         file = self._files[lodged.number]
-        if self._at.get(key) is not file or file.here != buffer.address or file.number not in self._idle:
+        if self._at.get(key) is not file or file.address != buffer.address or file.number not in self._idle:
             file.watch = Watch()
             file.watch.begin(buffer.address, buffer.length)
         self._associate(key, file, buffer.address)
@@ -214,7 +214,7 @@ class PoolOwner:
             if file.key is not None:
                 del self._at[file.key]
                 if file in self._landed:  # it was copied into something else
-                    self._refused[file.key] = file.here
+                    self._refused[file.key] = file.address
             file.is_lent, file.key, file.used_s = False, None, time.monotonic()
         self._landed.clear()
         if news:
@@ -240,7 +240,7 @@ class PoolOwner:
         if file.key is not None:
             self._at.pop(file.key, None)
         self._at[key] = file
-        file.key, file.here = key, address
+        file.key, file.address = key, address
 
     def trim(self) -> None:
         """Let go of free files that are too many, or too old: when there are new ones, and after each cell."""

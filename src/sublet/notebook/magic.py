@@ -33,7 +33,7 @@ class GpuMagics(Magics):
         self.cells = Cells(shell, connect)
         self.defaults = ""
         """Options of the kernelspec or the job, as one line: they go before those of ``sublet config``."""
-        self._debug_here = shell.find_line_magic("debug")
+        self._local_debug = shell.find_line_magic("debug")
 
     @cell_magic
     def gpu(self, line: str, cell: str) -> None:
@@ -69,7 +69,7 @@ class GpuMagics(Magics):
     def debug_line(self, line: str) -> None:
         """Open the debugger where the last error was raised: on the device, if a leased cell raised it."""
         if line.strip() or not isinstance(getattr(sys, "last_value", None), CellFailed):
-            self._debug_here(line)
+            self._local_debug(line)
             return
         with without_traceback():
             self.cells.debug()

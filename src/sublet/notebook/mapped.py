@@ -469,10 +469,10 @@ def _failed(failures: Mapping[int, ChunkFailed], total: int, gives: Sequence[str
     by_reason: dict[str, list[int]] = {}
     for n, failure in sorted(failures.items()):
         by_reason.setdefault(_why(failure), []).append(n)
-    said = [f"{_numbers(items)}: {why}" for why, items in by_reason.items()]
-    more = [f"and {len(said) - FAILURES_SHOWN} other errors"] if len(said) > FAILURES_SHOWN else []
+    sentences = [f"{_numbers(items)}: {why}" for why, items in by_reason.items()]
+    more = [f"and {len(sentences) - FAILURES_SHOWN} other errors"] if len(sentences) > FAILURES_SHOWN else []
     return JobFailed(
-        f"{len(failures)} of {total} items failed: {'; '.join([*said[:FAILURES_SHOWN], *more])}",
+        f"{len(failures)} of {total} items failed: {'; '.join([*sentences[:FAILURES_SHOWN], *more])}",
         failures=[failures[n] for n in sorted(failures)],
         do=f"In {', '.join(gives)} the errors stand in their places. Run the cell again when what failed is mended: "
         f"finished items are not run again.\n{_trace(failures[min(failures)])}".rstrip(),

@@ -46,15 +46,15 @@ class ReplacedAttributes:
         self._carried = frozenset(carried)
         self._read = 0
         self._assigned: set[tuple[str, ...]] = set()
-        self._told: dict[tuple[str, ...], object] = {}
-        self._there: set[tuple[str, ...]] = set()
+        self._reported_before: dict[tuple[str, ...], object] = {}
+        self._on_device: set[tuple[str, ...]] = set()
         """What cells have assigned on the present device."""
-        self._said: set[tuple[str, ...]] = set()
+        self._reported_after: set[tuple[str, ...]] = set()
         """Of these, what was said not to hold in the notebook."""
 
     def begin(self) -> None:
         """There is another device."""
-        self._there.clear()
+        self._on_device.clear()
 
     def news(self, cells: list[str], cell: str) -> list[ReplacedAttribute]:
         """What is to be said before ``cell`` runs on a device. ``cells``: everything executed so far, as Python."""
@@ -63,12 +63,12 @@ class ReplacedAttributes:
         for source in cells[self._read :]:
             self._assigned |= assigned_attributes(source)
         self._read = len(cells)
-        self._there |= assigned_attributes(cell)
+        self._on_device |= assigned_attributes(cell)
         found = []
-        for chain in sorted(self._assigned - self._there):
+        for chain in sorted(self._assigned - self._on_device):
             value = self._replacement(chain)
-            if value is not None and self._told.get(chain) is not value[0]:
-                self._told[chain] = value[0]
+            if value is not None and self._reported_before.get(chain) is not value[0]:
+                self._reported_before[chain] = value[0]
                 found.append(ReplacedAttribute(".".join(chain), value[1]))
         return found
 
@@ -77,8 +77,8 @@ class ReplacedAttributes:
         found = []
         for chain in sorted(assigned_attributes(cell)):
             library = _library_of(self._owner(chain))
-            if library and chain not in self._said and f"{library}:{chain[-1]}" not in self._carried:
-                self._said.add(chain)
+            if library and chain not in self._reported_after and f"{library}:{chain[-1]}" not in self._carried:
+                self._reported_after.add(chain)
                 found.append(".".join(chain))
         return found
 

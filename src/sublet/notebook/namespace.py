@@ -177,10 +177,10 @@ class Shared:
 
     def deleted(self, names: Mapping[str, object]) -> tuple[str, ...]:
         """Those that are not here any more."""
-        here = list(names)
-        more = here[len(self._seen) :]
-        del here[len(self._seen) :]
-        if here == self._seen:
+        present = list(names)
+        more = present[len(self._seen) :]
+        del present[len(self._seen) :]
+        if present == self._seen:
             doubtful = self._gone | self._new
             self._gone = {name for name in doubtful if name not in names}
             self._seen += more
@@ -294,10 +294,10 @@ class NamesDecoder:
     def __init__(self) -> None:
         self._last: frozenset[str] = frozenset()
 
-    def decode(self, said: EncodedNames) -> frozenset[str]:
+    def decode(self, encoded: EncodedNames) -> frozenset[str]:
         """The names that are meant."""
-        names = said.names
-        if said.is_difference:
+        names = encoded.names
+        if encoded.is_difference:
             names = self._last ^ names if names else self._last
         if len(names) >= FEW:
             self._last = names

@@ -29,7 +29,7 @@ from sublet.notebook.groups import (
     blamed_beside,
     digest,
     has_room,
-    is_told_by_digest,
+    is_covered_by_digest,
     snapshot,
     without_handles,
 )
@@ -155,9 +155,9 @@ def _stays_with(group: ObjectGroup, used: InUse, found: Outgoing) -> bool:
 
 def _names_read(group: ObjectGroup) -> frozenset[str]:
     """Global names that the notebook's functions in it read, as far as it was noted what is in it."""
-    here = vars(sys.modules["__main__"])
+    namespace = vars(sys.modules["__main__"])
     functions = [one for one in (group.encoded.met or {}).values() if type(one) is types.FunctionType]
-    return frozenset().union(*(names_of(one.__code__)[0] for one in functions if one.__globals__ is here))
+    return frozenset().union(*(names_of(one.__code__)[0] for one in functions if one.__globals__ is namespace))
 
 
 def _sendable(values: list[Any]) -> list[Any]:
@@ -310,7 +310,7 @@ class Space:
         new: Iterable[str] = (),
         room: int | None = None,
         stuck: Mapping[str, str] = NO_WHYS,
-        asked: Iterable[str] | None = None,
+        requested: Iterable[str] | None = None,
         late: bool = False,
         maybe: frozenset[str] | None = None,
         staying: Mapping[str, str] = NO_WHYS,
@@ -324,7 +324,7 @@ class Space:
         side other objects may hold them. ``new``: names that were bound anew, and go even if they stand for what was
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
         unless the other side has it already, and so do what has too many objects and was bound anew, and what is
-        ``stuck``, which stayed before, and why. ``asked``:
+        ``stuck``, which stayed before, and why. ``requested``:
         all names, there or not, that will be asked for; None: any. That others are gone may be told later.
         ``late``: the caller is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
         looked up; with those that stand in functions they are sent if they can be. None: none is looked up.
@@ -378,10 +378,10 @@ class Space:
         found.opaque = tuple(sorted(rules.reads.opaque))
         found.sources = sources_of(rules.reads.files - self._files)
         self._files |= rules.reads.files
-        if asked is None or rules.reads.opaque or found.handles:
+        if requested is None or rules.reads.opaque or found.handles:
             found.gone = self._shared.deleted(self.names)
         else:
-            found.gone = self._shared.deleted_among(self.names, rules.needs.union(asked))
+            found.gone = self._shared.deleted_among(self.names, rules.needs.union(requested))
         found.late = [group.remembering(rules) for group in groups if late and self._can_wait(group)]
         waiting = {group.names for group in found.late}
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
@@ -527,18 +527,18 @@ class Space:
                 broken |= came.broken
                 continue
             try:
-                here, anew, written = taken_over(self.names, self._identities, came, settled)
+                values, anew, written = taken_over(self.names, self._identities, came, settled)
             except Exception as error:  # noqa: BLE001 - an object's own method, or an object that cannot be written to
-                said = error.what if isinstance(error, Unpicklable) else f"{type(error).__name__}: {error}"
-                broken |= dict.fromkeys(names, said or str(error))
+                why = error.what if isinstance(error, Unpicklable) else f"{type(error).__name__}: {error}"
+                broken |= dict.fromkeys(names, why or str(error))
                 continue
-            crossed.append((parcel, here))
+            crossed.append((parcel, values))
             rebound += anew
             others |= written
             changed += names
             nbytes += parcel.nbytes
-        for parcel, here in crossed:
-            self._identities.note(parcel.names, parcel.own, here, parcel.known)
+        for parcel, values in crossed:
+            self._identities.note(parcel.names, parcel.own, values, parcel.known)
         for name in gone:
             self.names.pop(name, None)
         self._forget_names(gone)
@@ -546,7 +546,7 @@ class Space:
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
         if settled:
-            mixed = {one.names for one, here in crossed if not settled.isdisjoint(map(id, here.values()))}
+            mixed = {one.names for one, values in crossed if not settled.isdisjoint(map(id, values.values()))}
             self._owed[-1] = changed, {one.names: one for one, _ in crossed if one.names not in mixed}
             self._remember_owed()
             self._agreed = {names: one for names, one in self._agreed.items() if names not in mixed}  # it goes back
@@ -597,7 +597,7 @@ class Space:
         if len(known) < ORDERED_MIN:
             self._survey(known)
         for named, arrived in arriving:
-            if named and (self._is_agreed_at_once(named, arrived) or self._is_told_by_graph(named, arrived)):
+            if named and (self._is_agreed_at_once(named, arrived) or self._is_known_by_graph(named, arrived)):
                 known.difference_update(named)
             elif named:
                 like.append(named)
@@ -640,7 +640,7 @@ class Space:
         self._record_agreed(group, digest(group))
         return True
 
-    def _is_told_by_graph(self, names: tuple[str, ...], arrived: Parcel) -> bool:
+    def _is_known_by_graph(self, names: tuple[str, ...], arrived: Parcel) -> bool:
         """The same of what can be told to be unchanged without being encoded at all."""
         if arrived.buffers or not self._surveyed.keys() >= set(names):
             return False
@@ -651,7 +651,7 @@ class Space:
         group = ObjectGroup(
             names=names, encoded=Encoded(head=arrived.head, buffers=(), met=met), is_joined=arrived.is_joined
         )
-        self._record_agreed(group, digest(group), is_told_by_graph=True)
+        self._record_agreed(group, digest(group), is_known_by_graph=True)
         return True
 
     def _doubt_beside(self, what: Outgoing) -> None:
@@ -807,33 +807,33 @@ class Space:
         rules.figures, rules.classes = self._figures, self._classes
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
-        here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
-        line = list(here) if few else list(filter(left.__contains__, here))
+        namespace: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
+        line = list(namespace) if few else list(filter(left.__contains__, namespace))
         still: list[Still] = []
         if anew is not None:
             still = self._unchanged_values(left, anew, rules, is_few=few)
         placed = {name for one in still for name in one.names}
         if few and anew is not None and like is None:
             self._survey(left - placed, left & placed)
-        here |= beside
+        namespace |= beside
         line += beside
 
-        def is_asked_for(name: str) -> bool:
+        def is_wanted(name: str) -> bool:
             return must and name != LOST and (strict is None or name in strict)
 
         for name in self._refused_before(line):
-            if not is_asked_for(name):
+            if not is_wanted(name):
                 found.stays[name] = self._refused[name][1]
                 line.remove(name)
-        told = self.on_group
-        before = None if told is None else lambda names: told(names, 0)
+        on_group = self.on_group
+        before = None if on_group is None else lambda names: on_group(names, 0)
         while True:
             parts = self._joined_before(line, placed) if like is None else set()
             known = self._among(line, self._large | self._joined if like is None else like, placed)
             alone = self._alone(line) if few and like is None else ()
             try:
                 groups = encode_roots(
-                    here,
+                    namespace,
                     names=line,
                     rules=rules,
                     order=None if few else self._order,
@@ -852,18 +852,18 @@ class Space:
                     continue
                 return [replace(one, is_joined=True) if one.names in parts else one for one in groups]
             except Unpicklable as error:
-                values = {name: here[name] for name in line}
+                values = {name: namespace[name] for name in line}
                 name, error = blamed(error, values)
-                if is_asked_for(name):
+                if is_wanted(name):
                     raise error from None
                 stuck = blamed_beside(error, values) | {name: error.what or error.message}
                 for one, why in stuck.items():
-                    if is_asked_for(one):
+                    if is_wanted(one):
                         continue
                     line.remove(one)
                     if one != LOST:
                         found.stays[one] = why
-                        self._refused[one] = _which(here[one]), why
+                        self._refused[one] = _which(namespace[one]), why
 
     def _refused_before(self, names: Collection[str]) -> list[str]:
         """Of these names those that still have what could not be encoded, and cannot be now. Asked of each by itself
@@ -1024,7 +1024,7 @@ class Space:
 
     def _compared(self, key: Key, buffer: EncodedBuffer) -> tuple[bool, bytes]:
         """Whether its memory holds something else than what both had, and the hashes of that if some are needed."""
-        if is_told_by_digest(buffer):
+        if is_covered_by_digest(buffer):
             return False, b""
         changed = self._lodging.changed(key, buffer)
         if changed is None and self._lodging.watches(key, buffer) and not self._finder.knows(buffer):
@@ -1137,7 +1137,7 @@ class Space:
         doubtful = {name for name, graph in self._graphs.items() if not names.isdisjoint(graph.values)}
         self._graphs = {name: graph for name, graph in self._graphs.items() if name not in doubtful}
 
-    def _record_agreed(self, group: ObjectGroup, digest: bytes, *, is_told_by_graph: bool = False) -> None:
+    def _record_agreed(self, group: ObjectGroup, digest: bytes, *, is_known_by_graph: bool = False) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over. ``is_told_by_graph``: it was
         not encoded, so its objects have no numbers."""
         names = group.names
@@ -1146,7 +1146,7 @@ class Space:
             self._still[names[0]] = taken
         self._note_group(names, is_joined=group.is_joined)
         self._note_graphs(names)
-        self._agreed[names] = digest, None if is_told_by_graph else ObjectIds.of(group, can_change)
+        self._agreed[names] = digest, None if is_known_by_graph else ObjectIds.of(group, can_change)
         for name in names:
             value = self.names.get(name)
             if type(value) in ATOMS and sys.getsizeof(value) > QUICK_BYTES:

@@ -105,8 +105,8 @@ def _of_class(value: type) -> Sequence[Any]:
     space = dict(vars(value))
     space.pop("__slotnames__", None)  # pickle keeps there what it has found out of the class
     registered = [one() for one in abc._get_dump(value)[0]] if "_abc_impl" in space else []  # type: ignore[attr-defined]
-    said = type(value), value.__name__, value.__qualname__, *value.__bases__
-    return (*said, *registered, *space, *space.values())
+    basics = type(value), value.__name__, value.__qualname__, *value.__bases__
+    return (*basics, *registered, *space, *space.values())
 
 
 def _of_module(value: types.ModuleType) -> Sequence[Any]:
@@ -254,7 +254,7 @@ class _Node(NamedTuple):
 
     value: Any
     look: Look
-    said: Sequence[Any]
+    parts: Sequence[Any]
     """Empty where there is a snapshot."""
     taken: ContainerSnapshot | None = None
     """Of a long container of numbers and texts."""
@@ -263,7 +263,7 @@ class _Node(NamedTuple):
         """Whether it refers to the very same ones."""
         if self.taken is not None:
             return self.taken.is_of(self.value)
-        now, before = self.look(self.value), self.said
+        now, before = self.look(self.value), self.parts
         return now is before or (len(now) == len(before) and all(map(is_, now, before)))
 
 
@@ -308,11 +308,11 @@ class Graph:
     def _part(self, names: frozenset[str]) -> GraphPart:
         nodes = self.nodes if len(names) == len(self.values) else self._followed(names)[0]
         found = GraphPart()
-        for value, _, said, _ in nodes.values():
-            if said is BY_NAME:
+        for value, _, parts, _ in nodes.values():
+            if parts is BY_NAME:
                 continue
             found.held[id(value)] = value
-            if type(value) is types.FunctionType and said[0] is AT_HOME:
+            if type(value) is types.FunctionType and parts[0] is AT_HOME:
                 found.reads.note_function(value)
             elif isinstance(value, type):
                 found.reads.note_class(value)
@@ -329,7 +329,7 @@ class Graph:
             for value in new:
                 if id(value) in self.nodes:
                     node = found[id(value)] = self.nodes[id(value)]
-                    waiting.append(node.said)
+                    waiting.append(node.parts)
                 elif type(value) in SETTLED:
                     waiting.append(SETTLED[type(value)](value))
                 elif type(value).__module__ == "typing":
@@ -386,17 +386,17 @@ class _Survey:
                     else:
                         nodes[key] = _Node(one, look, (), snapshot(one))
                     continue
-                said = look(one)
+                parts = look(one)
                 if is_settled:
                     seen.add(key)
                 else:
-                    nodes[key] = _Node(one, look, said)
+                    nodes[key] = _Node(one, look, parts)
                     if len(nodes) > min(OBJECTS_MAX, self._left):
                         raise _UnknownKind
-                if said is not BY_NAME:
-                    waiting.append(said)
+                if parts is not BY_NAME:
+                    waiting.append(parts)
         self._left -= len(nodes)
-        self._owner |= dict.fromkeys((key for key, node in nodes.items() if node.said is not BY_NAME), name)
+        self._owner |= dict.fromkeys((key for key, node in nodes.items() if node.parts is not BY_NAME), name)
         return nodes, owners
 
     def _kind_of(self, kind: type) -> _Kind:

@@ -92,9 +92,9 @@ def _fetched(name: str) -> str:
         return ""
     _asking.is_open, _asking.is_answered, _asking.why = True, False, ""
     try:
-        asked = {"name": name, "bound": _asking.bound()}
+        request = {"name": name, "bound": _asking.bound()}
         parent = kernel.get_parent()
-        send = functools.partial(kernel.session.send, kernel.iopub_socket, MESSAGE, asked, parent, MESSAGE.encode())
+        send = functools.partial(kernel.session.send, kernel.iopub_socket, MESSAGE, request, parent, MESSAGE.encode())
         answer_calls(send, lambda: _asking.is_answered)
     finally:
         _asking.is_open = False

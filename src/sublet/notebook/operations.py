@@ -200,9 +200,9 @@ class ListContents(_Items):
         list.__len__(self.target)
 
     def apply(self) -> None:
-        here = list.copy(self.target)
-        if not _same(here, self.items):
-            self._before = here
+        current = list.copy(self.target)
+        if not _same(current, self.items):
+            self._before = current
             self._write(self.items)
 
     def _write(self, items: Collection[Any]) -> None:
@@ -586,12 +586,12 @@ class ObjectArray(_Write):
             raise ValueError("it has another number of elements")
 
     def apply(self) -> None:
-        here = self.target.reshape(-1).tolist()
-        if _same(here, self.items):
+        current = self.target.reshape(-1).tolist()
+        if _same(current, self.items):
             return
         if not self.target.flags.writeable:
             raise ValueError("it is read-only")
-        self._before = here
+        self._before = current
         self._write(self.items)
 
     @property

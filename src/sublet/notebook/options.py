@@ -59,14 +59,14 @@ class CellOptions:
     """Whether what stays on the device is saved after the cell."""
 
     def __str__(self) -> str:
-        said = [
+        words = [
             None if self.vram_bytes is None else f"VRAM {format_size(self.vram_bytes)}",
             None if self.gpus == 1 else f"{self.gpus} devices",
             None if self.ttl_ns is None else f"for {format_duration(self.ttl_ns)}",
             None if self.tier is None else f"tier {self.tier}",
             "shared" if self.shared else None,
         ]
-        return ", ".join(one for one in said if one) or "a device"
+        return ", ".join(one for one in words if one) or "a device"
 
 
 class _Option(NamedTuple):

@@ -165,13 +165,13 @@ class ShellFront:
         sys.stdout.flush()
         sys.stderr.flush()
         kernel = self.kernel
-        said = {
+        result = {
             "execution_count": number_of_cell(self._shell),
             "data": content["data"],
             "metadata": content.get("metadata") or {},
         }
         kernel.session.send(
-            kernel.iopub_socket, "execute_result", said, parent=kernel.get_parent(), ident=b"execute_result"
+            kernel.iopub_socket, "execute_result", result, parent=kernel.get_parent(), ident=b"execute_result"
         )
 
     def _show_error(self) -> None:
@@ -185,8 +185,8 @@ class ShellFront:
         if (kernel := self.kernel) is None:
             print("\n".join(traceback))  # noqa: T201
             return
-        said = {"ename": error["ename"], "evalue": error["evalue"], "traceback": traceback}
-        kernel.session.send(kernel.iopub_socket, "error", said, parent=kernel.get_parent(), ident=b"error")
+        content = {"ename": error["ename"], "evalue": error["evalue"], "traceback": traceback}
+        kernel.session.send(kernel.iopub_socket, "error", content, parent=kernel.get_parent(), ident=b"error")
 
     def begin_cell(self) -> None:
         """Of a cell that was lost with its device nothing is left to show."""
@@ -218,8 +218,8 @@ class ShellFront:
 
     def _pass_question(self, message: Message) -> None:
         """Unless it is interrupted: then the cell is as well, and its question with it."""
-        asked, typed = message["content"], list[str]()
-        prompt, is_password = asked.get("prompt", ""), bool(asked.get("password"))
+        question, typed = message["content"], list[str]()
+        prompt, is_password = question.get("prompt", ""), bool(question.get("password"))
         self.may_stop(lambda: typed.append(self._ask(prompt, is_password)))
         if typed:
             self.answer(message, typed[0])
@@ -364,8 +364,10 @@ class StatusLine:
             publisher.publish(data=data, metadata={}, transient=transient, update=update)
             return
         kind = "update_display_data" if update else "display_data"
-        said = {"data": data, "metadata": {}, "transient": transient}
-        publisher.session.send(publisher.pub_socket, kind, said, parent=publisher.parent_header, ident=publisher.topic)
+        content = {"data": data, "metadata": {}, "transient": transient}
+        publisher.session.send(
+            publisher.pub_socket, kind, content, parent=publisher.parent_header, ident=publisher.topic
+        )
 
 
 def show_line(shell: Any, text: str) -> None:

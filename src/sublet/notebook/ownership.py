@@ -56,7 +56,7 @@ class KernelVolume:
     lease: Lease | None = None
     folder: str = ""
     """Instead of a lease."""
-    said: str = ""
+    message: str = ""
     """What the person should know of it."""
     lock: int = -1
     """Held on the folder."""
@@ -186,7 +186,7 @@ class Owner:
         own = os.path.join(folder, f"kernel-{os.getpid()}")
         second = KernelVolume(name="", folder=own, lock=_locked(own), other=os.path.join(folder, name) if name else "")
         if name:
-            second.said = _second(name, self._last_saved(None, second))
+            second.message = _second(name, self._last_saved(None, second))
         return second
 
     # ---- a lease of blocks
@@ -206,7 +206,7 @@ class Owner:
 
     def _with_other(self, fabric: Fabric, second: KernelVolume, name: str) -> KernelVolume:
         second.other = name
-        second.said = _second(name, self._last_saved(fabric, second))
+        second.message = _second(name, self._last_saved(fabric, second))
         return second
 
     # ---- what another kernel of the name has saved
@@ -259,9 +259,9 @@ class Owner:
                 return self._made(fabric, name)
             try:
                 if found.lease is None:
-                    return KernelVolume(name=name, lease=_there(fabric.block(name=name, **self._terms())))
+                    return KernelVolume(name=name, lease=_allocated(fabric.block(name=name, **self._terms())))
                 if _is_gone(fabric, found.lease):
-                    return KernelVolume(name=name, lease=_there(fabric.attach(found.lease, renew="always")))
+                    return KernelVolume(name=name, lease=_allocated(fabric.attach(found.lease, renew="always")))
             except (CapacityExceeded, NotFound, LeaseEnded):  # it is being put away, or was in this moment
                 if is_late:
                     raise
@@ -277,7 +277,7 @@ class Owner:
         sizes = (size or self.size,) if size or self.size else SIZES
         for size in sizes:
             try:
-                lease = _there(fabric.block(size, name=name or None, **self._terms()))
+                lease = _allocated(fabric.block(size, name=name or None, **self._terms()))
             except CapacityExceeded:
                 if size == sizes[-1]:
                     raise
@@ -286,7 +286,7 @@ class Owner:
         raise AssertionError
 
 
-def _there(lease: Lease) -> Lease:
+def _allocated(lease: Lease) -> Lease:
     """See that the space is there, and not only promised: the disk may have less than the office lends."""
     try:
         lease.volume_line().lend()
@@ -346,9 +346,9 @@ def _second(name: str, saved_ns: int) -> str:
 def notebook_path(user_ns: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Where the notebook lies, as VS Code or the Jupyter server tells its kernel; empty if neither does. VS Code goes
     first: on a server it gives every session a name of its own, and no other kernel would find what one has saved."""
-    for told in (user_ns.get("__vsc_ipynb_file__"), environ.get("JPY_SESSION_NAME")):
-        if isinstance(told, str) and told.endswith(".ipynb"):
-            return told if "\\" in told else os.path.realpath(told)  # Windows, at the other end
+    for path in (user_ns.get("__vsc_ipynb_file__"), environ.get("JPY_SESSION_NAME")):
+        if isinstance(path, str) and path.endswith(".ipynb"):
+            return path if "\\" in path else os.path.realpath(path)  # Windows, at the other end
     return ""
 
 

@@ -53,12 +53,12 @@ def describe(value: object) -> str:
     """What it is, in a few words, without asking it to print itself: that may take long, or be long."""
     kind = type(value)
     words = kind.__name__
-    shape, dtype = _asked(value, "shape"), _asked(value, "dtype")
+    shape, dtype = _attribute(value, "shape"), _attribute(value, "dtype")
     if isinstance(shape, tuple):
         words += f" {tuple(shape)}"
         if dtype is not None:
             words += f" {str(dtype).removeprefix('torch.')}"
-        device = _asked(value, "device")
+        device = _attribute(value, "device")
         if str(kind.__module__).startswith("torch") and device is not None:
             words += f" on {device}"
     elif kind in (list, tuple, dict, set, frozenset):
@@ -70,7 +70,7 @@ def describe(value: object) -> str:
     return words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
 
 
-def _asked(value: object, attribute: str) -> object:
+def _attribute(value: object, attribute: str) -> object:
     """Only of arrays, tensors and frames: a stranger's attribute may be a program."""
     if str(type(value).__module__).partition(".")[0] not in (
         "numpy",

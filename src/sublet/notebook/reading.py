@@ -103,7 +103,7 @@ class Reading:
     """Functions that it calls which look names up in strings."""
     maybe: frozenset[str] = frozenset()
     """Names that stand in strings, and that are there: sent if they can be."""
-    asked: frozenset[str] | None = None
+    requested: frozenset[str] | None = None
     """Where ``reads`` has only names that are there: those that are not as well; None: any may be."""
     is_quiet: bool = False
     """It ends in a semicolon: what its last line gives is not wanted."""

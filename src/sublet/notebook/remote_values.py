@@ -87,7 +87,7 @@ class RemoteValues:
         """Nothing was seen of the volume yet."""
         self._inside: dict[str, bytes] = {}
         """Names that a cell that was ended had saved, with a print of what the notebook has under them."""
-        self._is_told = False
+        self._is_loaded = False
         """It was said what of the cell that was ended is saved. Its guest may have been saving even then, and what came
         after that has no part here: only together with the notebook's names could it be gone on from."""
 
@@ -122,7 +122,7 @@ class RemoteValues:
 
     def attach_kernel(self, kernel: KernelGuest, volume: KernelVolume | None) -> None:
         """There is a new guest, and this volume, in which it finds what is saved."""
-        self._kernel, self._saved, self._is_told = kernel, {}, False
+        self._kernel, self._saved, self._is_loaded = kernel, {}, False
         if volume is None:
             return
         number, self._saved = kernel.call(guest_persistence.use, volume.folder, volume.is_empty)
@@ -155,7 +155,7 @@ class RemoteValues:
             return None
         shelf = self._shelf
         assert shelf is not None
-        volume.committed = shelf.roll_back_to(volume.committed, is_final=self._is_told)
+        volume.committed = shelf.roll_back_to(volume.committed, is_final=self._is_loaded)
         self._close()
         return volume.committed
 
@@ -275,7 +275,7 @@ class RemoteValues:
                 newest = self.discard_uncollected()
                 found = self._saved_values()
                 if newest is None or self._shelf is None or self._shelf.newest == newest:
-                    self._is_told = True
+                    self._is_loaded = True
                     return found
         return self._saved_values()
 

@@ -25,8 +25,8 @@ _SHELL: Final = re.compile(
 
 def is_about_shell(lines: Iterable[str]) -> bool:
     """Whether all that these lines do is to ask the notebook's shell something: that can be done there alone."""
-    asked = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    return bool(asked) and all(_SHELL.match(line) for line in asked)
+    code = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return bool(code) and all(_SHELL.match(line) for line in code)
 
 
 def stays_here(cell: str) -> bool:

@@ -70,5 +70,5 @@ def _numbers() -> dict[str, int]:
 
 def _shell() -> Any:
     ipython = sys.modules.get("IPython")
-    asked = getattr(ipython, "get_ipython", None)
-    return None if asked is None else asked()
+    get_shell = getattr(ipython, "get_ipython", None)
+    return None if get_shell is None else get_shell()

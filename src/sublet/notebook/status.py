@@ -68,20 +68,20 @@ class CellBill:
 
     def parts(self) -> list[str]:
         """The time the cell took, and what is unusual. All figures are in the notebook's bill (``%gpu bill``)."""
-        said = [_seconds(self.busy_s + self.moved_s)]
+        parts = [_seconds(self.busy_s + self.moved_s)]
         is_slow = self.moved_s >= max(SLOW_S, SLOW_SHARE * (self.busy_s + self.moved_s))
         if is_slow or max(self.bytes_in, self.bytes_out) >= MIB:
             took = f" in {_seconds(self.moved_s)}" if self.moved_s >= SLOW_S else ""
-            said.append(f"{format_size(self.bytes_in)} sent, {format_size(self.bytes_out)} received{took}")
+            parts.append(f"{format_size(self.bytes_in)} sent, {format_size(self.bytes_out)} received{took}")
         if self.bytes_saved:
-            said.append(f"{format_size(self.bytes_saved)} saved")
+            parts.append(f"{format_size(self.bytes_saved)} saved")
         if self.waited_s >= 0.1:
-            said.append(f"waited {_seconds(self.waited_s)}")
+            parts.append(f"waited {_seconds(self.waited_s)}")
         if self.stood_s:
-            said.append(f"suspended {_seconds(self.stood_s)}, and went on")
+            parts.append(f"suspended {_seconds(self.stood_s)}, and went on")
         if self.cost > COST_MIN:
-            said.append(format_cost(self.cost, self.currency))
-        return said
+            parts.append(format_cost(self.cost, self.currency))
+        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +227,10 @@ def _estimate(status: Waiting | Suspended) -> list[str]:
     """With how accurate such estimates were, where that is known."""
     if status.estimate_s is None:
         return []
-    said = f"about {_seconds(status.estimate_s)}"
+    text = f"about {_seconds(status.estimate_s)}"
     if status.error_s is not None:
-        said += f" (nine tenths of such estimates were within {_seconds(status.error_s)})"
-    return [said]
+        text += f" (nine tenths of such estimates were within {_seconds(status.error_s)})"
+    return [text]
 
 
 def _parts(status: CellStatus) -> list[str]:
@@ -275,14 +275,14 @@ def _parts(status: CellStatus) -> list[str]:
 def _mapped(status: Mapped) -> list[str]:
     items = "item" if status.total == 1 else "items"
     leases = f"{status.leases} lease" if status.leases == 1 else f"{status.leases} leases"
-    said = [f"{status.failed} failed"] if status.failed else []
+    outcome = [f"{status.failed} failed"] if status.failed else []
     if status.bill is None:
         held = [leases] if status.leases else ["waiting for a device"] * status.waits
-        return [f"{status.done} of {status.total} {items}", *said, *held, "an interrupt keeps what is finished"]
-    said += [f"{status.skipped} finished by an earlier run"] if status.skipped else []
-    said += [f"up to {leases}"] if status.leases else []
+        return [f"{status.done} of {status.total} {items}", *outcome, *held, "an interrupt keeps what is finished"]
+    outcome += [f"{status.skipped} finished by an earlier run"] if status.skipped else []
+    outcome += [f"up to {leases}"] if status.leases else []
     cost = [format_cost(status.bill.cost, status.bill.currency)] if status.bill.cost > COST_MIN else []
-    return [f"{status.total} {items} in {_seconds(status.took_s)}", *said, *cost]
+    return [f"{status.total} {items} in {_seconds(status.took_s)}", *outcome, *cost]
 
 
 def _device(name: str, host: bool) -> str:

@@ -87,8 +87,8 @@ def _namespace_of(module: Any) -> int | None:
 def _shells() -> list[dict[str, Any]]:
     """The namespaces of the shell that runs here and of its settings."""
     ipython = sys.modules.get("IPython")
-    asked = getattr(ipython, "get_ipython", None)
-    shell = None if asked is None else asked()
+    get_shell = getattr(ipython, "get_ipython", None)
+    shell = None if get_shell is None else get_shell()
     if shell is None:
         return []
     return [{"shell": shell}, vars(shell), vars(shell).get("_trait_values", {})]

@@ -53,7 +53,6 @@ class GuestClient:
         self._guest = guest
         self._line = KernelLine(guest.channels)
         self._look = look
-        self._asked = ""
         self._reader: asyncio.Future[None] | None = None
         self._is_interrupted = threading.Event()
         self._is_over = False
@@ -73,7 +72,7 @@ class GuestClient:
         if self._reader is not None:
             await self._reader
         content = {
-            "code": _here(code),
+            "code": _without_gpu_line(code),
             "silent": silent,
             "store_history": store_history,
             "user_expressions": dict(user_expressions or {}),
@@ -81,9 +80,9 @@ class GuestClient:
             "stop_on_error": stop_on_error,
         }
         self._is_interrupted.clear()
-        asked = self._line.send("shell", "execute_request", content)
-        self._reader = start_task("job_reader", lambda: self._read(asked), failed=self._failed)
-        return asked
+        request = self._line.send("shell", "execute_request", content)
+        self._reader = start_task("job_reader", lambda: self._read(request), failed=self._failed)
+        return request
 
     async def is_alive(self) -> bool:
         return not self._is_over and not self._guest.is_lost
@@ -120,7 +119,7 @@ class GuestClient:
         """Nothing of the kernel is heard any more, so its notebook is told that it is dead."""
         self._is_over = True
 
-    async def _read(self, asked: str) -> None:
+    async def _read(self, request: str) -> None:
         """Until the request is answered and the kernel is idle again, or gone."""
         has_reply = is_idle = False
         while not (has_reply and is_idle) and not self._is_over:
@@ -128,12 +127,12 @@ class GuestClient:
                 came = await beside(self._wait)
                 if self._is_interrupted.is_set():
                     self._is_interrupted.clear()
-                    self._line.interrupt(asked)
+                    self._line.interrupt(request)
             except (SubletError, OSError):
                 self._is_over = True
                 return
             for channel, message in came:
-                if message["parent_header"].get("msg_id") == asked:
+                if message["parent_header"].get("msg_id") == request:
                     has_reply = has_reply or channel == "shell"
                     is_idle = is_idle or message["content"].get("execution_state") == "idle"
                 if channel == "shell":
@@ -156,7 +155,7 @@ async def beside(call: Callable[[], T]) -> T:
     return await asyncio.wrap_future(done)
 
 
-def _here(code: str) -> str:
+def _without_gpu_line(code: str) -> str:
     """A cell that asks for a device is on it already. Its first line becomes a comment, so lines keep their numbers."""
     if gpu_line(code) is None:
         return code

@@ -89,8 +89,8 @@ def save(note: str) -> str:
         _store.publish(staged)
     _has_saved = True
     report = staged.report
-    said = [f"{name}: {why}" for name, why in sorted(unsaved.items())]
-    return json.dumps({"checkpoint": report.number, "bytes": report.written_bytes, "unsaved": said})
+    reasons = [f"{name}: {why}" for name, why in sorted(unsaved.items())]
+    return json.dumps({"checkpoint": report.number, "bytes": report.written_bytes, "unsaved": reasons})
 
 
 def why() -> str:
@@ -139,8 +139,8 @@ def go_on(folder: str) -> str:
         names = _restored(FolderStore(job.state, create=False), record.checkpoint)
     else:  # a tenant's, run under one lease
         names = _restored_from_volume(job.spec().label, record.checkpoint)
-    said = f"restored {len(names)} variables, as cell {record.done} of the job left them"
-    return "\n".join([said, *(f"not saved: {one}" for one in record.unsaved)])
+    summary = f"restored {len(names)} variables, as cell {record.done} of the job left them"
+    return "\n".join([summary, *(f"not saved: {one}" for one in record.unsaved)])
 
 
 # ----------------------------------------------------------------------------------------------------------- within

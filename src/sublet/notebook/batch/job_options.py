@@ -44,8 +44,8 @@ class JobLeaseOptions:
 
     def over(self, other: JobLeaseOptions) -> JobLeaseOptions:
         """These, and where they say nothing the other's."""
-        said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        return replace(other, **said)
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return replace(other, **given)
 
     def as_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
@@ -63,11 +63,11 @@ def gpu_line(source: str) -> str | None:
     return rest if magic == "%%gpu" else None
 
 
-def for_one_lease(asked: JobLeaseOptions, cells: Sequence[str], configured: CellOptions) -> JobLeaseOptions:
+def for_one_lease(options: JobLeaseOptions, cells: Sequence[str], configured: CellOptions) -> JobLeaseOptions:
     """What one lease for all of these cells asks for: what the job says, else the most that one of them does.
     ``configured``: what the user has set for all cells. Raises ``InvalidRequest`` for a cell that would not get what it
     asks for."""
-    vram_bytes, gpus = asked.vram_bytes or configured.vram_bytes or VRAM_DEFAULT, asked.gpus or 1
+    vram_bytes, gpus = options.vram_bytes or configured.vram_bytes or VRAM_DEFAULT, options.gpus or 1
     for number, source in enumerate(cells, 1):
         line = gpu_line(source)
         if not line or "{" in line or "$" in line:  # what IPython puts in there is not known yet
@@ -84,11 +84,11 @@ def for_one_lease(asked: JobLeaseOptions, cells: Sequence[str], configured: Cell
                 do="Give each cell a lease of its own (--lease cells), or leave it out.",
             )
         wants_bytes = cell.vram_bytes or 0
-        if asked.vram_bytes is None:
+        if options.vram_bytes is None:
             vram_bytes = max(vram_bytes, wants_bytes)
         elif wants_bytes > vram_bytes:
             raise _too_much(number, f"VRAM {format_size(wants_bytes)}", f"--vram {format_size(vram_bytes)}")
-        if asked.gpus is None:
+        if options.gpus is None:
             gpus = max(gpus, cell.gpus)
         elif cell.gpus > gpus:
             raise _too_much(number, f"{cell.gpus} devices", f"--gpus {gpus}")
@@ -98,7 +98,7 @@ def for_one_lease(asked: JobLeaseOptions, cells: Sequence[str], configured: Cell
         wait_ns=configured.wait_ns,
         smaller_ok=configured.smaller_ok or None,
     )
-    return replace(asked.over(of_all), vram_bytes=vram_bytes, gpus=gpus)
+    return replace(options.over(of_all), vram_bytes=vram_bytes, gpus=gpus)
 
 
 def _too_much(number: int, wanted: str, given: str) -> InvalidRequest:
@@ -108,22 +108,22 @@ def _too_much(number: int, wanted: str, given: str) -> InvalidRequest:
     )
 
 
-def cell_options(asked: JobLeaseOptions) -> str:
+def cell_options(options: JobLeaseOptions) -> str:
     """The same as they stand behind ``%%gpu``: what a cell has that says nothing itself."""
     words = []
-    if asked.vram_bytes is not None:
-        words += ["--vram", f"{asked.vram_bytes}B"]
-    if asked.gpus is not None:
-        words += ["--gpus", str(asked.gpus)]
-    if asked.ttl_ns is not None:
-        words += ["--ttl", _exact(asked.ttl_ns)]
-    if asked.tier is not None:
-        words += ["--tier", asked.tier.value]
-    if asked.pay_priority:
+    if options.vram_bytes is not None:
+        words += ["--vram", f"{options.vram_bytes}B"]
+    if options.gpus is not None:
+        words += ["--gpus", str(options.gpus)]
+    if options.ttl_ns is not None:
+        words += ["--ttl", _exact(options.ttl_ns)]
+    if options.tier is not None:
+        words += ["--tier", options.tier.value]
+    if options.pay_priority:
         words.append("--pay-priority")
-    if asked.wait_ns is not None:
-        words += ["--wait", _exact(asked.wait_ns)] if asked.wait_ns else ["--no-wait"]
-    if asked.smaller_ok:
+    if options.wait_ns is not None:
+        words += ["--wait", _exact(options.wait_ns)] if options.wait_ns else ["--no-wait"]
+    if options.smaller_ok:
         words.append("--smaller-ok")
     return " ".join(words)
 
@@ -208,15 +208,15 @@ _SLURMS: Final = re.compile(r"^#SBATCH\s+(.*)$")
 
 def from_cell(source: str) -> tuple[JobLeaseOptions, tuple[str, ...]]:
     """What the comments of a cell ask for, and what of them means nothing here, in sentences."""
-    asked, notes = JobLeaseOptions(), list[str]()
+    options, notes = JobLeaseOptions(), list[str]()
     for line in source.splitlines():
         if (ours := _OURS.match(line)) is not None:
-            asked = read_options(_split_words(line, ours[1])).over(asked)
+            options = read_options(_split_words(line, ours[1])).over(options)
         elif (slurms := _SLURMS.match(line)) is not None:
             found, unused = _of_slurm(_split_words(line, slurms[1]))
-            asked = found.over(asked)
+            options = found.over(options)
             notes += [f"#SBATCH {one} means nothing here" for one in unused]
-    return asked, tuple(notes)
+    return options, tuple(notes)
 
 
 def _split_words(line: str, text: str) -> list[str]:
@@ -251,15 +251,15 @@ def _of_slurm(words: Sequence[str]) -> tuple[JobLeaseOptions, list[str]]:
     return found, unused
 
 
-def in_words(asked: JobLeaseOptions) -> str:
+def in_words(options: JobLeaseOptions) -> str:
     """For people."""
-    said = [
-        None if asked.vram_bytes is None else f"VRAM {format_size(asked.vram_bytes)}",
-        None if asked.gpus in (None, 1) else f"{asked.gpus} devices",
-        None if asked.tier is None else f"tier {asked.tier}",
-        "pays for priority" if asked.pay_priority else None,
-        None if asked.ttl_ns is None else f"{format_duration(asked.ttl_ns)} at a time",
-        None if not asked.wait_ns else f"waits {asked.wait_ns / NS_PER_S:.0f} s at most",
-        "one lease for all cells" if asked.lease == "whole" else None,
+    parts = [
+        None if options.vram_bytes is None else f"VRAM {format_size(options.vram_bytes)}",
+        None if options.gpus in (None, 1) else f"{options.gpus} devices",
+        None if options.tier is None else f"tier {options.tier}",
+        "pays for priority" if options.pay_priority else None,
+        None if options.ttl_ns is None else f"{format_duration(options.ttl_ns)} at a time",
+        None if not options.wait_ns else f"waits {options.wait_ns / NS_PER_S:.0f} s at most",
+        "one lease for all cells" if options.lease == "whole" else None,
     ]
-    return ", ".join(one for one in said if one)
+    return ", ".join(one for one in parts if one)

@@ -125,8 +125,8 @@ class Job:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = os.pread(fd, 20, 0)
-            return int(said) if said.isdigit() else -1
+            text = os.pread(fd, 20, 0)
+            return int(text) if text.isdigit() else -1
         finally:
             os.close(fd)
         return 0

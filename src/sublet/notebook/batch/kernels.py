@@ -89,7 +89,7 @@ class _Kernel:
     async def ask(self, what: str, *arguments: object) -> Any:
         client = self.client.kc
         call = f"{INSIDE}.{what}({', '.join(map(repr, arguments))})"
-        asked = await _awaited(
+        request = await _awaited(
             client.execute("", silent=True, store_history=False, user_expressions={"it": call}, allow_stdin=False)
         )
         while True:
@@ -99,7 +99,7 @@ class _Kernel:
                 if not await _awaited(client.is_alive()):
                     raise RemoteError("the notebook's kernel died between two cells") from None
                 continue
-            if reply["parent_header"].get("msg_id") == asked:
+            if reply["parent_header"].get("msg_id") == request:
                 return _answer(reply["content"])
 
 
@@ -208,7 +208,7 @@ class WholeKernel(_Kernel):
         *,
         folder: str,
         kernel: str,
-        asked: JobLeaseOptions,
+        options: JobLeaseOptions,
         label: str,
         env: Mapping[str, str],
         connect: Callable[[], Fabric],
@@ -220,7 +220,7 @@ class WholeKernel(_Kernel):
         self.lease: Lease | None = None
         self._folder = folder
         self._name = kernel or notebook.metadata.get("kernelspec", {}).get("name") or NATIVE
-        self._asked = asked
+        self._options = options
         self._labels = {"program": "notebook", "job": label}
         self._env = dict(env)
         self._connect = connect
@@ -241,15 +241,15 @@ class WholeKernel(_Kernel):
         self.client.km = self.client.kc = GuestClient(self._guest, self._resume_if_parked)
 
     def _acquired(self) -> Lease:
-        asked = self._asked
-        terms: dict[str, Any] = {} if asked.ttl_ns is None else {"ttl": asked.ttl_ns / NS_PER_S}
+        options = self._options
+        terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
         return self._connect().gpu(
-            min_vram=VRAM_DEFAULT if asked.vram_bytes is None else asked.vram_bytes,
-            count=asked.gpus or 1,
-            tier=asked.tier or Tier.INTERACTIVE,
-            pay_priority=bool(asked.pay_priority),
-            wait=None if asked.wait_ns is None else asked.wait_ns / NS_PER_S,
-            or_smaller=bool(asked.smaller_ok),
+            min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
+            count=options.gpus or 1,
+            tier=options.tier or Tier.INTERACTIVE,
+            pay_priority=bool(options.pay_priority),
+            wait=None if options.wait_ns is None else options.wait_ns / NS_PER_S,
+            or_smaller=bool(options.smaller_ok),
             on_place=lambda place: self._note(f"waits in line, {place}"),
             labels=self._labels,
             **terms,
@@ -290,8 +290,8 @@ class WholeKernel(_Kernel):
         lease, guest = self.lease, self._guest
         if lease is None or guest is None or not is_parked(lease):
             return
-        asked = self._asked
-        options = CellOptions(ttl_ns=asked.ttl_ns, tier=asked.tier, pay_priority=bool(asked.pay_priority))
+        given = self._options
+        options = CellOptions(ttl_ns=given.ttl_ns, tier=given.tier, pay_priority=bool(given.pay_priority))
         self.lease = new = resume_parked(self._connect(), lease, guest, options, self._stands, self._labels)
         self._busy.enter_context(new.activity("a notebook"))
 
@@ -344,10 +344,10 @@ def _answer(content: Mapping[str, Any]) -> Any:
     if found.get("status") == "ok":
         text = ast.literal_eval(found["data"]["text/plain"])
         return json.loads(text)
-    name, said = found.get("ename", "error"), found.get("evalue", "")
+    name, message = found.get("ename", "error"), found.get("evalue", "")
     if name in ("ModuleNotFoundError", "ImportError"):
         raise Unsupported(
-            f"the notebook's kernel cannot be used for a job: {said}",
+            f"the notebook's kernel cannot be used for a job: {message}",
             do="Install `sublet[notebook]` where that kernel is, or choose another with --kernel.",
         )
-    raise RemoteError(f"{said or name}", do="")
+    raise RemoteError(f"{message or name}", do="")

@@ -54,11 +54,11 @@ class JobBill:
 
     def __str__(self) -> str:
         leases = "1 lease" if self.leases == 1 else f"{self.leases} leases"
-        said = [leases, f"held {_seconds(self.held_s)}", f"busy {_seconds(self.busy_s)}"]
-        said.append(f"device time {_seconds(self.gpu_s)}")
+        parts = [leases, f"held {_seconds(self.held_s)}", f"busy {_seconds(self.busy_s)}"]
+        parts.append(f"device time {_seconds(self.gpu_s)}")
         if self.cost:
-            said.append(f"cost {format_cost(self.cost, self.currency)}")
-        return ", ".join(said)
+            parts.append(f"cost {format_cost(self.cost, self.currency)}")
+        return ", ".join(parts)
 
 
 def written(notebook: Any) -> bytes:
@@ -78,8 +78,8 @@ def bill_parts(bill: Mapping[str, Any]) -> list[str]:
 def first_line(source: str) -> str:
     """What a cell is called in a line: its first line that says something."""
     lines = [line.strip() for line in source.splitlines()]
-    said = [line for line in lines if line and not line.startswith("#")] or lines or [""]
-    line = said[0] if not said[0].startswith("%%gpu") or len(said) < 2 else f"{said[0]}: {said[1]}"
+    code = [line for line in lines if line and not line.startswith("#")] or lines or [""]
+    line = code[0] if not code[0].startswith("%%gpu") or len(code) < 2 else f"{code[0]}: {code[1]}"
     return line if len(line) <= LINE_MAX else line[: LINE_MAX - 1] + "…"
 
 
@@ -121,14 +121,14 @@ def _head(spec: JobSpec, record: JobRecord, bill: JobBill | None) -> str:
     is_done = record.done == record.cells
     state = "done" if is_done and not record.is_over else str(record.state)
     colour = COLOURS[JobState.DONE] if state == "done" else colour
-    said = [f"{record.done} of {record.cells} cells"]
+    facts = [f"{record.done} of {record.cells} cells"]
     if record.again:
-        said.append(f"{record.again} run again after a lease was lost")
+        facts.append(f"{record.again} run again after a lease was lost")
     if record.runs > 1:
-        said.append(f"{record.runs} runs")
+        facts.append(f"{record.runs} runs")
     if bill is not None:
-        said.append(str(bill))
-    lines = "".join(f"<span style='color:#57606a'> · {html.escape(one)}</span>" for one in said)
+        facts.append(str(bill))
+    lines = "".join(f"<span style='color:#57606a'> · {html.escape(one)}</span>" for one in facts)
     news = "" if is_done or not record.message else f"<div>{html.escape(record.message)}</div>"
     return (
         f'<div style="{_BOX}"><div style="border-left:4px solid {colour};padding:6px 12px">'
@@ -164,8 +164,8 @@ def _bill_table(notebook: Any, bill: JobBill | None) -> str:
 
 
 def _code(column: int, text: str) -> str:
-    said = html.escape(text)
-    return f"<code>{said}</code>" if column == 1 else said
+    escaped = html.escape(text)
+    return f"<code>{escaped}</code>" if column == 1 else escaped
 
 
 def _seconds(seconds: float) -> str:

@@ -50,8 +50,8 @@ def read_notebook(path: Path) -> Notebook:
             )
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is not text"
-        raise InvalidRequest(f"{path} cannot be read: {said}", do="Name a notebook (.ipynb).") from None
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidRequest(f"{path} cannot be read: {reason}", do="Name a notebook (.ipynb).") from None
     try:
         notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
         nbformat.validate(notebook)

@@ -57,7 +57,7 @@ class Runner:
         """It was asked to end: by a signal, or by the job's ``stop`` file."""
         self._progress = progress or JobProgress()
         self._point = point or (lambda _name: None)
-        self._asked = self.spec.leases
+        self._options = self.spec.leases
         self._is_whole = self.spec.lease == "whole"
         self._fabric: Fabric | None = None
         self._kernel: JobKernel | None = None
@@ -182,7 +182,7 @@ class Runner:
             else:
                 return await self._failed(failed)
         with contextlib.suppress(SubletError):
-            await self._asked_of("give_back")
+            await self._call_kernel("give_back")
         await self._closed(now=False)
         self._put_notebook(with_page=True)
         self._point("page")
@@ -206,7 +206,7 @@ class Runner:
             cell.metadata["sublet"] = {"seconds": round(seconds, 3), "bill": bill}
             self._put_notebook()
             self._point("outputs")
-            saved = await self._asked_of("save", f"after cell {number}")
+            saved = await self._call_kernel("save", f"after cell {number}")
         except RemoteError:
             assert self._kernel is not None
             lost = await self._kernel.lost()
@@ -243,7 +243,7 @@ class Runner:
             return CellFailure(message, "", FAILED, lacks=lacks)
         why: dict[str, Any] | None = None
         with contextlib.suppress(SubletError):
-            why = await self._asked_of("why")
+            why = await self._call_kernel("why")
         if why is not None and why["is_end"] and not why["reason"]:  # it needed what an earlier lease took with it
             return CellFailure(why["message"], why["do"], LEASE_ENDED, lacks="what was on the device")
         if why is not None and why["is_end"] and why["reason"] not in OURS_TO_BLAME:
@@ -294,7 +294,7 @@ class Runner:
     async def _failed(self, failed: CellFailure) -> None:
         self._progress.failed(self.record.done + 1, failed.traceback)
         with contextlib.suppress(SubletError):
-            await self._asked_of("give_back")
+            await self._call_kernel("give_back")
         await self._closed(now=False)
         message = f"cell {self.record.done + 1} of {self.record.cells} failed: {failed.message}"
         self._fail(CellFailure(message, failed.do, failed.exit_code))
@@ -308,11 +308,11 @@ class Runner:
         self._kernel = kernel = self._made(env)
         await kernel.open()
         is_child = not self._is_whole
-        answer = await self._asked_of(
+        answer = await self._call_kernel(
             "begin",
             kernel.place(str(self.job.state)),
             self.record.checkpoint,
-            cell_options(self._asked) if is_child else "",
+            cell_options(self._options) if is_child else "",
             self.spec.label,
             os.getpid() if is_child else 0,
             self._is_bound,
@@ -335,14 +335,14 @@ class Runner:
             self._notebook,
             folder=self.spec.folder,
             kernel=self.spec.kernel,
-            asked=self._asked,
+            options=self._options,
             label=self.spec.label,
             env=env,
             connect=self._office,
             note=note,
         )
 
-    async def _asked_of(self, what: str, *arguments: object) -> Any:
+    async def _call_kernel(self, what: str, *arguments: object) -> Any:
         if self._kernel is None:
             raise RemoteError("the notebook has no kernel")
         return await self._kernel.ask(what, *arguments)
@@ -382,7 +382,7 @@ class Runner:
 
     async def _bill_of_cell(self) -> dict[str, Any]:
         """What the kernel's cells consumed since the one before."""
-        found: dict[str, Any] = await self._asked_of("bill") or {}
+        found: dict[str, Any] = await self._call_kernel("bill") or {}
         before, self._bill_before = self._bill_before, found
         return {
             name: value - (before.get(name) or 0)
@@ -434,16 +434,16 @@ class Runner:
         if self.job.shall_stop:
             message = f"stopped in cell {self.record.done + 1}" if self.record.runs else "stopped before its first cell"
             self._write(Happening.STOPPED, message=message, exit_code=FAILED)
-            self._put_what_there_is()
+            self._put_partial()
         else:
             do = f"`sublet nb resume {self.job.id}` goes on with it."
             self._write(Happening.CUT, message=f"interrupted in cell {self.record.done + 1}", do=do)
 
     def _fail(self, failed: CellFailure) -> None:
         self._write(Happening.FAILED, message=failed.message, do=failed.do, exit_code=failed.exit_code)
-        self._put_what_there_is()
+        self._put_partial()
 
-    def _put_what_there_is(self) -> None:
+    def _put_partial(self) -> None:
         """It is over, and what it came to is shown as well as can be."""
         with contextlib.suppress(SubletError, OSError):
             if self._notebook is not None:

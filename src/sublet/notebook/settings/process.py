@@ -280,13 +280,13 @@ class _WarningFilters:
         return self._value
 
     def write(self, value: tuple[Filter, ...]) -> None:
-        here = [(_as_data(one), one) for one in warnings.filters]
+        current = [(_as_data(one), one) for one in warnings.filters]
         if self._own is None:
-            told = self._known if self._is_notebook else frozenset()  # all of its filters go to a new device
-            self._own = frozenset(data for data, _ in here if data is not None) - told
+            inherited = self._known if self._is_notebook else frozenset()  # all of its filters go to a new device
+            self._own = frozenset(data for data, _ in current if data is not None) - inherited
         news = frozenset(value)
         self._own -= news
-        left = [(data, one) for data, one in here if data not in news]
+        left = [(data, one) for data, one in current if data not in news]
         added = [one for data, one in left if data is None or (data not in self._known and data not in self._own)]
         kept = [one for data, one in left if data in self._own]
         found = [(data, _as_filter(data)) for data in value]
@@ -361,9 +361,9 @@ def _stream_handlers() -> Entries:
     found = {}
     for name, one in loggers.items():
         if (handlers := getattr(one, "handlers", ())) and (
-            said := tuple(data for handler in handlers if (data := stream_handler(handler)) is not None)
+            streams := tuple(data for handler in handlers if (data := stream_handler(handler)) is not None)
         ):
-            found[name] = bool(one.propagate), said
+            found[name] = bool(one.propagate), streams
     return found
 
 

@@ -218,18 +218,18 @@ def _sympy_printing() -> dict[str, Any] | None:
     text, png, svg = (formatters[one].type_printers.get(list) for one in ("text/latex", "image/png", "image/svg+xml"))
     image = _SYMPY_IMAGES.get(getattr(png, "__name__", ""), "svg" if svg is not None else False)
     known = dict.fromkeys(_OF_PRINTERS) | sys.modules["sympy.printing.printer"].Printer._global_settings
-    told = inspect.getclosurevars(plain).nonlocals
-    printer = getattr(told.get("stringify_func"), "__name__", "")
+    nonlocals = inspect.getclosurevars(plain).nonlocals
+    printer = getattr(nonlocals.get("stringify_func"), "__name__", "")
     if printer not in ("pretty", "sstrrepr"):
         return None
     found = {name: known[name] for name in _OF_PRINTERS} | {
         "pretty_print": printer == "pretty",
         "use_latex": image if text is None else True if png is not None else "mathjax",
-        "print_builtin": inspect.getclosurevars(told["_can_print"]).nonlocals.get("print_builtin", True),
+        "print_builtin": inspect.getclosurevars(nonlocals["_can_print"]).nonlocals.get("print_builtin", True),
     }
     if text is not None:
-        told = inspect.getclosurevars(text).nonlocals
-        found |= {"latex_mode": told.get("latex_mode", "plain"), **told.get("settings", {})}
+        nonlocals = inspect.getclosurevars(text).nonlocals
+        found |= {"latex_mode": nonlocals.get("latex_mode", "plain"), **nonlocals.get("settings", {})}
     return found
 
 
