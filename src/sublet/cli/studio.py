@@ -268,7 +268,7 @@ def _serve(
     app = studio_app(made, hub)
     config = Config(
         app,
-        http=bounded_protocol(listening),
+        http=bounded_protocol(listening, settings.connections_max),
         ws="none",
         lifespan="off",
         access_log=False,

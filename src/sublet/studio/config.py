@@ -94,6 +94,7 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("person", "records", Unit.COUNT, 200_000, 1000, 10_000_000, "records of one person; a lease takes four"),
         Key("person", "sign_in", Unit.SECONDS, 12 * 3600, 60, 30 * _DAY_S, "a browser is asked for its token again"),
         Key("studio", "waiting", Unit.COUNT, 1000, 1, 10_000, "requests that wait at once, of all people"),
+        Key("studio", "connections", Unit.COUNT, 4096, 64, 32_768, "connections at once; an open page is one", True),
         Key("studio", "answer", Unit.SECONDS, 20, 5, 300, "a request that takes longer is answered with 503"),
         Key("studio", "update", Unit.SECONDS, 2, 1, 60, "longest time until an open page shows a change"),
         Key("hub", "api", Unit.HUB_API, None, 0, 0, "API of the JupyterHub whose users are people here", True),
@@ -156,6 +157,10 @@ class StudioSettings:
     @property
     def waiting_max(self) -> int:
         return self._number("studio.waiting")
+
+    @property
+    def connections_max(self) -> int:
+        return self._number("studio.connections")
 
     @property
     def answer_s(self) -> int:

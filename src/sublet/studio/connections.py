@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import resource
 import socket
@@ -24,29 +25,39 @@ from sublet.wire.sockets import peer_of
 HEAD_S: Final = 10.0
 """The head of a request has arrived by then, from when its connection was opened or its first byte came."""
 CONNECTIONS_MAX: Final = 4096
-FILES_WANTED: Final = 8192
+"""Unless the settings have another number."""
+FILES_PER_CONNECTION: Final = 2
+"""Descriptors: besides the connection itself, the databases and the connections to the office need some."""
 USER_SHARE: Final = 4
 """Over a unix socket each user of the machine has a part of the connections, and so have root and the studio's own."""
 NO_USER: Final = -1
-"""The peer of all TCP connections."""
-_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+"""The peer of all TCP connections, who has all of them."""
+_log = logging.getLogger("sublet.studio")
 
 
-def bounded_protocol(listening: socket.socket) -> type[asyncio.Protocol]:
-    """For uvicorn's ``Config(http=…)``."""
-    made = functools.partial(BoundedProtocol, limits=connection_limits(listening))
-    return cast("type[asyncio.Protocol]", made)
+def bounded_protocol(listening: socket.socket, most: int | None = None) -> type[asyncio.Protocol]:
+    """For uvicorn's ``Config(http=…)``. ``most``: so many connections at once (default: ``CONNECTIONS_MAX``)."""
+    limits = connection_limits(listening, CONNECTIONS_MAX if most is None else most)
+    return cast("type[asyncio.Protocol]", functools.partial(BoundedProtocol, limits=limits))
 
 
-def connection_limits(listening: socket.socket) -> PeerLimits[BoundedProtocol]:
-    """Fewer where descriptors are few: the database and connections to the office need some as well."""
+def connection_limits(listening: socket.socket, wanted: int) -> PeerLimits[BoundedProtocol]:
+    """Raises the limit of open files as far as this user may. Where that is too few, there are fewer connections, and
+    the log says so."""
+    files = wanted * FILES_PER_CONNECTION
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < FILES_WANTED:
-        soft = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft * 3 // 4)
+    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft * 3 // 4)
+    if most < wanted:
+        _log.warning(
+            "%d connections are the most, not %d: this user may have %d open files in one process. Raise that limit "
+            "(`ulimit -Hn %d`, or LimitNOFILE= of a service) and start again.",
+            *(most, wanted, soft, files),
+        )
     if listening.family != socket.AF_UNIX:
-        return PeerLimits(most=most, per_user=most, reserved=0, owners=frozenset())
+        return PeerLimits(most=most, per_user=most, reserved=0, owners=frozenset((NO_USER,)))
     owners = frozenset((0, os.geteuid()))
     return PeerLimits(most=most, per_user=most // USER_SHARE, reserved=most // USER_SHARE, owners=owners)
 
@@ -71,7 +82,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         admitted = self._limits.admit(self, _user_of(transport))
         if isinstance(admitted, PeerRefused):
-            transport.write(_FULL)
+            transport.write(_full(admitted.message))
             transport.close()
             return
         if admitted.closed is not None:
@@ -98,6 +109,13 @@ class BoundedProtocol(H11Protocol):
         elif not is_awaited and self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+def _full(message: str) -> bytes:
+    """The answer to a connection that is refused."""
+    body = f"Too many connections: {message}. Try again in some seconds.\n".encode()
+    head = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
 def _user_of(transport: asyncio.Transport) -> int:

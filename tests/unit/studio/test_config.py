@@ -67,11 +67,11 @@ def test_a_number_is_taken_within_its_range_and_refused_outside_of_it(key: Key) 
 def test_each_setting_is_that_of_its_key() -> None:
     found = parse_config(
         '[listen]\naddress = "[::1]:0"\n[person]\nsessions = 3\nrecords = 1001\nsign_in = "2m"\n'
-        '[studio]\nwaiting = 4\nupdate = "5s"\n'
+        '[studio]\nwaiting = 4\nconnections = 99\nupdate = "5s"\n'
     )
     assert (found.address, found.socket) == (("::1", 0), None)
     assert (found.sessions_max, found.records_max, found.cookie_s) == (3, 1001, 120)
-    assert (found.waiting_max, found.update_s) == (4, 5)
+    assert (found.waiting_max, found.connections_max, found.update_s) == (4, 99, 5)
     assert parse_config('[listen]\nsocket = "/run/x"').socket == "/run/x"
     found = parse_config(
         '[hub]\napi = "https://hub.example.org/x/hub/api/"\ntoken_file = "/t"\nservice = "gpus"\n'

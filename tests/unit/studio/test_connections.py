@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,7 +15,7 @@ import pytest
 from uvicorn import Config, Server
 
 from sublet.studio import connections
-from sublet.studio.connections import bounded_protocol
+from sublet.studio.connections import bounded_protocol, connection_limits
 
 MOST = 4
 PATIENCE_S = 60.0
@@ -88,7 +90,12 @@ def test_who_asks_is_not_hung_up_on_for_others(served: Served) -> None:
     asking = [served.connect(request("/slow")) for _ in range(MOST)]
     for _ in asking:
         assert served.asked.acquire(timeout=PATIENCE_S)
-    assert answer(served.connect()).startswith(b"HTTP/1.1 503")
+    refused = b""
+    with contextlib.closing(served.connect()) as sock:
+        while piece := sock.recv(4096):
+            refused += piece
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert refused.endswith(b"Too many connections: 4 connections are open here. Try again in some seconds.\n")
     served.may_answer.set()
     assert [answer(sock)[:15] for sock in asking] == [b"HTTP/1.1 200 OK"] * MOST
 
@@ -112,3 +119,33 @@ def test_the_head_of_a_second_request_has_the_same_time(served: Served, monkeypa
     monkeypatch.setattr(connections, "HEAD_S", 0.05)
     sock.sendall(b"GET / HT")
     assert answer(sock) == b""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "raised", "most"),
+    [
+        (1024, 524_288, 12_000, 24_000, 12_000),
+        (1024, resource.RLIM_INFINITY, 12_000, 24_000, 12_000),
+        (65_536, 65_536, 12_000, None, 12_000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 12_000, None, 12_000),
+        (1024, 4096, 12_000, 4096, 3072),
+    ],
+)
+def test_open_files_are_raised_to_the_connections_that_are_wanted(
+    soft: int,
+    hard: int,
+    wanted: int,
+    raised: int | None,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where the user may not have so many, there are fewer connections, and the log says what to do."""
+    became: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: became.append(limits))
+    with caplog.at_level(logging.WARNING, "sublet.studio"), socket.socket() as listening:
+        assert connection_limits(listening, wanted).most == most
+    assert became == ([] if raised is None else [(raised, hard)])
+    assert ("LimitNOFILE=" in caplog.text) is (most < wanted)
+    assert most == wanted or f"{most} connections are the most, not {wanted}" in caplog.text
