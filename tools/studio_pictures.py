@@ -3,7 +3,7 @@
 Run it as `.venv/bin/python tools/studio_pictures.py` to replace the pictures in docs/, or with a FOLDER, for those of
 all states. It needs Chromium. The office, its journal and the studio are real and talk over sockets. The four devices
 are pretended, and the hour before the pictures passes at once, on a held clock: 20 people of a course and a lab, a
-queue, a device in quarantine, and a reservation that has just begun.
+queue, a device in quarantine, and a reservation that began some minutes ago.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from playwright.sync_api import sync_playwright
 
 from sublet.client.home import runtime_dir
 from sublet.engines.local import Office
+from sublet.lease.value import rfc3339
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.records import Want
 from sublet.studio.office import sessions_folder
 from sublet.studio.people import People
-from sublet.studio.records import CellRecord, Entry, Ran
+from sublet.studio.records import CellRecord, CheckpointLocator, Entry, Lost, Ran
 from sublet.studio.remote import RemoteStore
 from sublet.testing import HeldClock
 from sublet.testing.machine import FaultName
@@ -51,8 +52,10 @@ STUDENTS = ["ana", "ben", "cem", "dora", "eli", "fay", "gus", "hana", "ivo"]
 STUDENTS += ["jun", "kofi", "lea", "mia", "noor", "omar", "pia", "quinn", "rosa"]
 LAB = ["sven", "tara"]
 GPUS = 4
-MINUTES = 62
-"""Before the pictures."""
+MINUTES = 50
+"""Before people start sessions at the studio."""
+SINCE = 12
+"""Minutes from then to the pictures; a queue comes after them."""
 BROKEN = ResourceId("local/gpu3")
 CELLS = (
     (0.81, 0.42, 310, 0),
@@ -85,7 +88,7 @@ class Day:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        started = datetime.now(UTC) - timedelta(minutes=MINUTES)
+        started = datetime.now(UTC) - timedelta(minutes=MINUTES + SINCE)
         self.clock = HeldClock(wall_ns=round(started.timestamp() * 1e9))
         self.people = People(sessions_folder(str(home)), wall_ns=time.time_ns, random=secrets.token_bytes)
         self.tokens: dict[str, str] = {}
@@ -126,6 +129,7 @@ class Day:
         do = self._do
         await do("POST", "/v1/groups", {"id": "ml1", "weight": 3, "floor": 1})
         await do("POST", "/v1/groups", {"id": "vision", "weight": 1, "ceiling": 2})
+        await do("POST", "/v1/groups", {"id": "ml2", "weight": 3})  # of the next term: nobody is in it yet
         for number, name in enumerate(STUDENTS):
             user = {"uid": 2001 + number, "needs_token": False}
             await do("POST", "/v1/tenants", {"id": name, "group": "ml1", **user})
@@ -144,9 +148,9 @@ class Day:
 
     async def _minute(self, minute: int) -> None:
         """Students come for some minutes each; the lab trains throughout; one card breaks."""
-        if minute == MINUTES - 20:
+        if minute == MINUTES + SINCE - 20:  # a turn of 30 minutes is not over at the pictures
             await self._lend("sven", "l-detector", minutes=45)
-        if minute % 3 == 0 and minute < MINUTES - 10:
+        if minute % 3 == 0 and minute < MINUTES - 5:
             await self._lend(
                 STUDENTS[(minute // 3) % len(STUDENTS)], f"l-day-{minute}", minutes=self.chance.randint(3, 9)
             )
@@ -176,6 +180,15 @@ class Day:
             await self.office.driver.submit(cmd.Tick())
             await asyncio.sleep(0.002)
 
+    def later(self, minutes: int) -> None:
+        """So many pass at once."""
+
+        async def go_on() -> None:
+            for _ in range(minutes):
+                await self._pass(60.0)
+
+        asyncio.run_coroutine_threadsafe(go_on(), self.loop).result(60)
+
     # ---- people at the studio
 
     def people_arrive(self, address: str) -> None:
@@ -184,7 +197,7 @@ class Day:
         for name in (*STUDENTS, *LAB):
             self.people.add(name, name)
             self.tokens[name] = self.people.new_token(name)
-        for name, role in (("tea", {"teaches": ["ml1"]}), ("olga", {"operator": True})):
+        for name, role in (("tea", {"teaches": ["ml1"]}), ("noel", {"teaches": ["ml2"]}), ("olga", {"operator": True})):
             self.ask("POST", "/v1/tenants", {"id": name})
             self.people.add(name, name)
             self.people.set_role(name, **role)
@@ -194,21 +207,22 @@ class Day:
         self.start("ana", "baseline", 40, later=True)
         self.at_studio("ana", "POST", f"/v1/sessions/{self.find('ana', 'baseline')}/end", {})
         self.start("ana", "ablation", 24)
-        self.at_studio("ana", "POST", f"/v1/sessions/{self.find('ana', 'ablation')}/rest", {"now": True})
-        begins = datetime.now(UTC).replace(second=0, microsecond=0)
+        self.save_and_rest("ana", "ablation")
+        begins = (datetime.now(UTC) - timedelta(minutes=SINCE)).replace(second=0, microsecond=0)
         ends = min(begins + timedelta(hours=2), begins.replace(hour=23, minute=59))
         when = f"{begins:%Y-%m-%d %H:%M}-{ends:%H:%M}"
         self.ask("POST", "/v1/reservations", {"id": "lab-3", "group": "ml1", "gpus": 1, "when": when, "zone": "UTC"})
         for name in ("ana", "ben"):
             self.start(name, "thesis", 40, exclusivity="shared")
             self.busy(name, "thesis")
+        self.later(SINCE)
         self.cells("ana", "thesis")
         for name, vram in (("cem", 40), ("dora", 40), ("tara", 80), ("eli", 24)):
             self.start(name, "lab-3" if name != "tara" else "sweep", vram)
 
     def plan(self) -> None:
         """What the course's page shows of the planner is what it has found."""
-        words = ["simulate", "--course", "120", "--lab", "Tue 10:00-12:00", "--gpus", str(GPUS), "--save", "ml1"]
+        words = ["simulate", "--course", "500", "--lab", "Tue 10:00-12:00", "--gpus", str(GPUS), "--save", "ml1"]
         environment = {**os.environ, "SUBLET_HOME": str(self.home)}
         subprocess.run([sys.executable, "-m", "sublet", *words], env=environment, stdout=subprocess.DEVNULL, check=True)
 
@@ -228,6 +242,16 @@ class Day:
         state = self.at_studio(name, "POST", "/v1/sessions", body)["state"]
         assert state == "offered", state
 
+    @contextlib.contextmanager
+    def silent_office(self) -> Iterator[None]:
+        """It runs and answers nothing, as one whose disk hangs."""
+        goes_on = threading.Event()
+        self.loop.call_soon_threadsafe(goes_on.wait)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
     def find(self, name: str, session: str) -> str:
         found: str = self.at_studio(name, "GET", f"/v1/sessions/{session}")["id"]
         return found
@@ -242,6 +266,18 @@ class Day:
             body = {"epoch": list(held.epoch), "active": True}
             fabric.request("POST", f"/v1/leases/{lease}/activity", body, shape=dict)
             held.leave()
+
+    def save_and_rest(self, name: str, session: str) -> None:
+        """Its notebook ends, and its variables are saved."""
+        import sublet
+
+        lease = self.at_studio(name, "GET", f"/v1/sessions/{session}")["lease"]
+        store, ident, now_ns = RemoteStore(self._address, self.tokens[name]), self.find(name, session), time.time_ns()
+        saved = CheckpointLocator(volume=f"session-{ident}", number=3)
+        over = Lost(lease=lease, reason="released", saved_at=rfc3339(now_ns), ended_ns=now_ns, checkpoint=saved)
+        assert store.append(Entry(seq=store.read(0)[-1].seq + 1, session=ident, at_ns=now_ns, record=over))
+        with sublet.connect(home=self.home, start=False, for_tenant=name, bound=False) as fabric:
+            fabric.attach(lease).release()
 
     def cells(self, name: str, session: str) -> None:
         """What its notebook tells of the cells that ran under its lease."""
@@ -349,6 +385,30 @@ def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path
         keep(wrong, "sign-in-refused")
         keep(offered, "offered")
         keep(visit("ana", **phone, **dark), "offered-phone-dark")
+        keep(visit("noel", "/course/ml2"), "course-empty")
+        keep(visit("noel", "/course/ml2", **phone, **dark), "course-empty-phone-dark")
+        for name, more in (("uma", {}), ("vera", {**phone, **dark})):
+            day.people.add(name, "ana")
+            invited = visit(**more)
+            suffix = "-phone-dark" if more else ""
+            invited.goto(f"{address}/join#{day.people.invite(name)}")
+            invited.wait_for_url(f"{address}/join")
+            keep(invited, f"join{suffix}")
+            invited.get_by_role("button", name="Join").click()
+            invited.get_by_text(f"Welcome, {name}").wait_for()
+            keep(invited, f"joined{suffix}")
+        used = visit()
+        used.goto(f"{address}/join")
+        used.get_by_label("Your invite").fill("sublet_invite_used")
+        used.keyboard.press("Enter")
+        used.get_by_role("alert").wait_for()
+        keep(used, "join-refused")
+        made = visit("gus")
+        made.get_by_text("Connect a notebook").click()
+        made.get_by_label("New token, called").fill("laptop")
+        made.get_by_role("button", name="Make a token").click()
+        made.get_by_text("Your new token, laptop").wait_for()
+        keep(made, "token")
         keep(visit("cem"), "waiting")
         keep(visit("cem", **phone), "waiting-phone")
         keep(visit("pia"), "empty")
@@ -382,6 +442,13 @@ def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path
         refused.keyboard.press("Enter")
         refused.get_by_role("alert").wait_for()
         keep(refused, "start-refused")
+        opened = [(visit("ana"), "office-silent"), (visit("ana", **phone, **dark), "office-silent-phone-dark")]
+        opened += [(visit("olga", "/office"), "office-silent-operator")]
+        with day.silent_office():
+            for page, name in opened:
+                page.get_by_role("alert").wait_for()
+                keep(page, name)
+        member.get_by_text("active, busy").wait_for()
         studio.terminate()
         studio.wait(60)
         member.locator("#lost").wait_for(state="visible")

@@ -991,6 +991,8 @@ def test_no_token_and_no_cookie_is_kept_or_logged(studio: StudioStage, ana: Memb
         with open(path, "rb") as file:
             content = file.read()
         assert not any(secret in content for secret in secrets), path
+    said = studio.log.read_text()
+    assert not re.search(r"^(GET|POST) ", said, re.MULTILINE), "a line for each request is for machines alone"
 
 
 def test_a_form_is_taken_from_the_page_itself_alone(studio: StudioStage, ana: Member, bob: Member) -> None:

@@ -111,8 +111,9 @@ def studio(
     if at is None and listen is None:
         at = settings.socket
     form = settings.log_format if log_format is None else LogFormat(log_format)
-    # A line for each request is for machines: people look at the metrics.
-    log_to_stderr("studio", form, info=(_log.name, *((REQUESTS,) if form is LogFormat.JSON else ())))
+    log_to_stderr("studio", form, info=(_log.name,))
+    if form is LogFormat.TEXT:  # a line for each request is for machines: people look at the metrics
+        logging.getLogger(REQUESTS).setLevel(logging.WARNING)
     with studio_lock(home / FOLDER), listening_on(listen or settings.address, at) as (listening, where):
         signal.signal(signal.SIGTERM, _interrupted)
         with contextlib.suppress(KeyboardInterrupt):

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from sublet.errors import NotFound, SubletError
-from sublet.invocation import typed
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
-from sublet.studio.overview_page import cards, many, reservation_row, section, share_of, wants
+from sublet.studio.overview_page import cards, entitlement, many, reservation_row, section, share_of, wants
 from sublet.studio.page import Html, error_part, live_page, moment, tag
 from sublet.studio.people import Person
 from sublet.studio.plan import CoursePlan, Queue
@@ -72,7 +71,10 @@ def course_part(course: Course) -> str:
         ),
         *section("With a GPU", cards(("Member", "Has", "Since", "Left", "Now"), _cut(_held(course, held), len(held)))),
     ]
-    if not held and not queue:
+    if not course.members and not held and not queue:
+        command = tag("code", f"sublet person enrol FILE --group {course.group}")
+        parts.append(tag("p", "No members yet. The operator adds them with ", command, ".", class_="none"))
+    elif not held and not queue:
         parts.append(tag("p", "No member of the course has a GPU or waits for one.", class_="none"))
     if others:
         shown = ", ".join(others[:SHOWN_MAX]) + (" …" if len(others) > SHOWN_MAX else "")
@@ -112,12 +114,13 @@ def _member(course: Course, lease: LeaseView) -> str:
 def _entitlement(group: GroupView, groups: Sequence[GroupView]) -> Iterable[Html]:
     """Use beside what weight, floor and ceiling give."""
     whole = sum(one.weight for one in groups)
+    floor = f"{many(group.floor, 'GPU')} whenever it asks" if group.floor else "no GPU is kept for it"
     ceiling = "no ceiling" if group.ceiling is None else f"{many(group.ceiling, 'GPU')} at most"
-    part = f"{group.weight / max(1, whole):.1%} is its part while all groups ask"
+    part = f"{entitlement(group, groups):.1%} is its part while all groups ask"
     unit = "of a GPU" if 0 < group.gpus < 1 else "GPU" if group.gpus == 1 else "GPUs"
     facts = (
         ("has now", f"{group.gpus:g} {unit}"),
-        ("entitled to", f"{many(group.floor, 'GPU')} whenever it asks, {ceiling}"),
+        ("entitled to", f"{floor}, {ceiling}"),
         ("share", f"used {share_of(group)}; {part} (weight {group.weight} of {whole})"),
     )
     return [Html(tag("dt", name) + tag("dd", value)) for name, value in facts]
@@ -147,7 +150,9 @@ def _held(course: Course, held: Sequence[LeaseView]) -> list[Sequence[str]]:
     """Those with notice first, then those that have theirs longest."""
     rows: list[Sequence[str]] = []
     for lease in sorted(held, key=lambda one: (one.notice is None, one.granted_at or one.asked_at))[:SHOWN_MAX]:
-        if lease.notice is not None:
+        if lease.status == LeaseStatus.GRANTED:
+            now = "not taken yet"
+        elif lease.notice is not None:
             now = f"ends in {about(lease.notice.in_seconds)}: {lease.notice.reason}"
         else:
             now = "idle" if lease.idle else "in use"
@@ -168,7 +173,7 @@ def _planned(course: Course) -> Iterable[Html]:
     if isinstance(plan, SubletError):
         yield error_part(plan)
     elif plan is None:
-        command = tag("code", typed(f"sublet simulate … --save {course.group}"))
+        command = tag("code", f"sublet simulate … --save {course.group}")
         yield tag("p", "Not planned yet. The operator does it with ", command, ".", class_="dim")
     else:
         lines = [plan.now, *((plan.less,) if plan.less is not None else ())]

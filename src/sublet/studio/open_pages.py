@@ -50,6 +50,10 @@ class Mark:
     """Places, estimates, time left, bills: shown within a second."""
 
 
+AWAY: Final = Mark("the office cannot be read")
+"""Of every page meanwhile."""
+
+
 class Shown(Protocol):
     """What a page shows."""
 
@@ -76,7 +80,7 @@ class _Page:
     shown: Shown
     wake: Callable[[bool], object]
     mark: Mark | None = None
-    """Of what it showed when it was woken last; None: that is not known."""
+    """Of what it showed when it was woken last; None: it was not woken yet."""
 
 
 class OpenPages:
@@ -195,8 +199,8 @@ class OpenPages:
             seen = self._look.since(time.monotonic())
         later: list[tuple[_Page, Mark]] = []
         for page in self._opened():
-            mark = None if seen is None else page.shown.mark(seen, self._news)
-            if mark is not None and page.mark is not None and mark.state == page.mark.state:
+            mark = AWAY if seen is None else page.shown.mark(seen, self._news)
+            if page.mark is not None and mark.state == page.mark.state:
                 if mark != page.mark:
                     later.append((page, mark))
             elif mark != page.mark:

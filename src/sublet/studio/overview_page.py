@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -44,6 +45,12 @@ _OWN_TOKEN: Final = (
 _OF_KIND: Final[Mapping[str, str]] = {Kind.GPU: "GPU memory", Kind.MEMORY: "memory", Kind.BLOCK: "disk"}
 _KINDS: Final[Mapping[str, str]] = {Kind.GPU: "GPUs", Kind.CPU: "cores", Kind.MEMORY: "memory", Kind.BLOCK: "disk"}
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
+_ENTITLED: Final = tag(
+    "p",
+    "Entitled to: the part by weight while all groups ask, and within a group all of its tenants. What others do not "
+    "ask for may be used beyond that.",
+    class_="dim",
+)
 
 
 def overview_page(person: Person, seen: Overview, people: Sequence[PersonPresence], form: str) -> str:
@@ -65,27 +72,39 @@ def overview_part(seen: Overview, people: Sequence[PersonPresence], form: str) -
             "Devices",
             cards(("Device", "State", "Free", "Leases"), (_device(one, seen.fences) for one in seen.status.devices)),
         ),
+        tag("h2", "Nodes"),
+        *(_node(seen, node.id, node.state, form) for node in seen.status.nodes),
         *section(
             "Queue", cards(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
         ),
         *section("Leases", cards(("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases))),
         *section(
-            "Groups",
-            table(("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)),
+            "Reservations",
+            cards(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
         ),
-        *section("Tenants", table(("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants))),
+        *section(
+            "Groups",
+            [
+                *table(
+                    ("Group", "Weight", "Share used", "Entitled to", "GPUs", "Floor", "Ceiling", "Waiting"),
+                    (_group(one, seen.groups) for one in seen.groups),
+                ),
+                _ENTITLED,
+            ],
+        ),
+        *section(
+            "Tenants",
+            table(
+                ("Tenant", "Group", "Weight", "Share used", "Entitled to", "Leases", "Waiting"),
+                _tenants(seen.tenants, seen.groups),
+            ),
+        ),
         *_noisy(seen.noisy),
         *section("People", table(("Person", "Tenant", "User", "Role", "Connected"), _people(people, seen))),
         *section(
             "Connected to the office",
             cards(("User", "Process", "Tenant", "Connections", "Since"), _processes(seen.connected)),
         ),
-        *section(
-            "Reservations",
-            cards(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
-        ),
-        tag("h2", "Nodes"),
-        *(_node(seen, node.id, node.state, form) for node in seen.status.nodes),
     ]
     return "".join(parts)
 
@@ -223,10 +242,16 @@ def _leases(leases: Sequence[LeaseView]) -> Iterable[Sequence[str]]:
         yield f"and {len(held) - LEASES_SHOWN} more", "", "", "", "", ""
 
 
-def _group(group: GroupView) -> Sequence[str]:
+def _group(group: GroupView, groups: Sequence[GroupView]) -> Sequence[str]:
     ceiling = "none" if group.ceiling is None else str(group.ceiling)
-    share = share_of(group)
-    return group.id, str(group.weight), share, f"{group.gpus:g}", str(group.floor), ceiling, str(group.queued)
+    used, entitled = share_of(group), f"{entitlement(group, groups):.1%}"
+    now, floor = f"{group.gpus:g}", str(group.floor)
+    return group.id, str(group.weight), used, entitled, now, floor, ceiling, str(group.queued)
+
+
+def entitlement(group: GroupView, groups: Sequence[GroupView]) -> float:
+    """Its part by weight of all there is, 1 being all of it, while all groups ask."""
+    return group.weight / max(1, sum(one.weight for one in groups))
 
 
 def share_of(group: GroupView) -> str:
@@ -234,14 +259,25 @@ def share_of(group: GroupView) -> str:
     return f"{group.share:.1%} of all {_KINDS.get(group.share_of, group.share_of)}"
 
 
-def _tenants(tenants: Sequence[TenantView]) -> Iterable[Sequence[str]]:
+def _tenants(tenants: Sequence[TenantView], groups: Sequence[GroupView]) -> Iterable[Sequence[str]]:
     """Those that use most come first."""
     ordered = sorted(tenants, key=lambda one: (-one.share, one.id))
+    of_groups = {one.id: entitlement(one, groups) for one in groups}
+    weights: Counter[str] = Counter()
+    for one in tenants:
+        weights[one.group] += one.weight if _may_ask(one) else 0
     for one in ordered[:TENANTS_SHOWN]:
         name = f"{one.id} (disabled)" if one.disabled else one.id
-        yield name, one.group, str(one.weight), f"{one.share:.1%}", str(one.leases), str(one.queued)
+        part = of_groups.get(one.group, 0.0) * one.weight / max(1, weights[one.group])
+        entitled = f"{part:.1%}" if _may_ask(one) else "-"
+        yield name, one.group, str(one.weight), f"{one.share:.1%}", entitled, str(one.leases), str(one.queued)
     if len(ordered) > TENANTS_SHOWN:
-        yield f"and {len(ordered) - TENANTS_SHOWN} more", "", "", "", "", ""
+        yield f"and {len(ordered) - TENANTS_SHOWN} more", "", "", "", "", "", ""
+
+
+def _may_ask(tenant: TenantView) -> bool:
+    """A studio asks for others alone."""
+    return not tenant.disabled and not tenant.studio
 
 
 def _noisy(noisy: NoisyView) -> Sequence[Html]:
@@ -327,6 +363,9 @@ def _timeline(seen: Overview) -> Html:
             amount = sum(part.amount for part in lease.parts if part.resource == device.id)
             if amount and lease.granted_at is not None:
                 shapes += _bar(lease, top, amount / max(1, device.capacity or amount), now_s)
+        # A phone shows the end of the hour, and the name there.
+        near = {"x": str(_LEFT + _WIDTH - 4), "y": str(top + _BAR - 4), "text_anchor": "end"}
+        shapes.append(tag("text", _short(device.id), class_="near", aria_hidden="true", **near))
     height = len(devices) * _ROW
     for minutes in (60, 45, 30, 15, 0):
         x = _LEFT + _WIDTH - minutes * 60 / HOUR_S * _WIDTH

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Final
 
 from sublet.errors import SubletError
-from sublet.invocation import typeable
 from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.people import Person, Token
@@ -124,7 +123,7 @@ def bill_page(person: Person, form: str, bill: Json) -> str:
     as_of = tag("p", f"As of {bill['until'][:10]} {bill['until'][11:19]} UTC", class_="dim")
     title = tag("h2", f"Bill of {bill['name']}")
     main = tag("main", title, as_of, *said, back)
-    return whole_page(header(person, form), main, title=f"Bill of {bill['name']}")
+    return whole_page(header(person, form), main, title=f"Bill of {bill['name']}", broad=True)
 
 
 def _bill_row(cells: Sequence[str], **more: str) -> Html:
@@ -145,7 +144,7 @@ def _bill_pages(bill: Json) -> list[Html]:
 
 def sign_in_page(error: SubletError | None = None) -> str:
     """Asks for the token."""
-    hint = "The operator of this studio has it for you. It is shown once."
+    hint = ("The operator of this studio has it for you, or an invite whose link shows it to you, once.",)
     return _asking("/sign-in", "token", "Your token", "Sign in", hint, error)
 
 
@@ -158,7 +157,7 @@ def signed_in_page(path: str) -> str:
 
 def join_page(error: SubletError | None = None) -> str:
     """Asks for the invite, which the script finds behind the ``#`` of the link."""
-    hint = "It is good once. You then get a token of your own."
+    hint = ("It is good once. You then get a token of your own. ", tag("a", "Sign in with a token", href="/sign-in"))
     return _asking("/join", "invite", "Your invite", "Join", hint, error, script="/join.js")
 
 
@@ -212,8 +211,8 @@ def insist_page(error: SubletError, path: str, form: str) -> str:
 
 
 def unavailable_part(error: SubletError) -> str:
-    """In the place of the sessions, while they cannot be read."""
-    return error_part(error)
+    """In the place of what a page shows, while that cannot be read."""
+    return Html(error_part(error) + tag("p", "This page tries again by itself.", class_="dim"))
 
 
 # ---- within
@@ -252,7 +251,7 @@ def header(person: Person, form: str, links: Sequence[tuple[str, str]] = ()) -> 
 
 
 def _asking(
-    path: str, name: str, label: str, button: str, hint: str, error: SubletError | None, script: str = ""
+    path: str, name: str, label: str, button: str, hint: Sequence[str], error: SubletError | None, script: str = ""
 ) -> str:
     """A page with one secret to fill in."""
     said = () if error is None else (error_part(error),)
@@ -266,7 +265,7 @@ def _asking(
         action=path,
         class_="sign-in",
     )
-    main = tag("main", *said, form, tag("p", hint, class_="dim"))
+    main = tag("main", *said, form, tag("p", *hint, class_="dim"))
     return whole_page(tag("header", tag("h1", TITLE)), main, script=script)
 
 
@@ -302,7 +301,7 @@ def error_part(error: SubletError) -> Html:
     return tag(
         "div",
         tag("strong", _sentence(error.message)),
-        tag("p", *_with_commands(typeable(error.do))),
+        tag("p", *_with_commands(error.do)),
         class_="error",
         role="alert",
     )

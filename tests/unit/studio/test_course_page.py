@@ -67,6 +67,18 @@ def text_of(part: str) -> str:
     return " ".join(" ".join(Elements(part).texts).split())
 
 
+def test_a_course_without_members_says_how_they_are_added() -> None:
+    empty = text_of(course_part(course(members=[])))
+    assert "No members yet. The operator adds them with sublet person enrol FILE --group ml1 ." in empty
+    assert "No member of the course has a GPU" in text_of(course_part(course()))
+
+
+def test_a_lease_that_was_granted_and_not_taken_is_not_called_in_use() -> None:
+    """As that of an offer without an answer yet."""
+    assert "not taken yet" in text_of(course_part(course(leases=[of("red", "s-x", status="granted")])))
+    assert "in use" in text_of(course_part(course(leases=[of("red", "s-x")])))
+
+
 def test_members_are_told_apart_by_what_they_have() -> None:
     """By the session of a lease, else by the tenant, where one person alone has it. Of others nothing is shown."""
     near, far = queued("blue", "s-cid"), queued("blue", "s-far")
@@ -105,7 +117,7 @@ def test_use_stands_beside_what_the_course_is_entitled_to() -> None:
     assert "entitled to 1 GPU whenever it asks, 4 GPUs at most" in shown
     assert "used 12.5% of all GPUs; 25.0% is its part while all groups ask (weight 2 of 8)" in shown
     half = [group("ml1", [], gpus=0.5)]
-    assert "has now 0.5 of a GPU entitled to 0 GPUs whenever it asks, no ceiling" in text_of(
+    assert "has now 0.5 of a GPU entitled to no GPU is kept for it, no ceiling" in text_of(
         course_part(course(groups=half))
     )
 

@@ -261,6 +261,16 @@ def test_a_page_is_woken_once_for_all_that_changed_since_and_not_at_all_where_no
     assert held.look() == []
 
 
+def test_a_page_that_was_opened_since_the_last_look_is_told_of_an_office_that_is_away(held: Held) -> None:
+    """Once: from then on it looks by itself."""
+    held.office.is_away = True
+    held.open("ana")
+    assert held.look() == ["ana"]
+    assert held.look() == []
+    held.office.is_away = False
+    assert held.look() == ["ana"]
+
+
 def test_places_of_many_pages_are_told_within_their_time(held: Held) -> None:
     count = 60 * BATCH
     held.office.places = dict.fromkeys(names(count), 0)

@@ -199,6 +199,42 @@ def test_tenants_that_disturb_others_are_named_with_the_rule() -> None:
     assert "Noisy neighbours" not in overview_part(quiet, PEOPLE, "f")
 
 
+def test_groups_and_tenants_are_shown_with_the_share_they_are_entitled_to() -> None:
+    """By weight; a tenant's is a part of its group's. Who cannot ask for anything has none and takes none."""
+    seen = overview("text")
+    groups = [
+        structs.replace(seen.groups[0], id=name, weight=weight, share=share, share_of="gpu")
+        for name, weight, share in (("ml1", 3, 0.5), ("lab", 1, 0.25))
+    ]
+    tenants = [
+        structs.replace(seen.tenants[0], id=name, group=group, weight=weight, share=share, disabled=off, studio=studio)
+        for name, group, weight, share, off, studio in (
+            ("ana", "ml1", 2, 0.4, False, False),
+            ("ben", "ml1", 1, 0.1, False, False),
+            ("cem", "ml1", 1, 0.05, True, False),
+            ("tara", "lab", 1, 0.02, False, False),
+            ("studio", "lab", 1, 0.0, False, True),
+        )
+    ]
+    page = overview_part(replace(seen, groups=groups, tenants=tenants), PEOPLE, "f")
+
+    def rows(title: str) -> list[list[str]]:
+        part = page.partition(f"<h2>{title}")[2].partition("<h2>")[0]
+        return [re.findall(r"<td>([^<]*)", row)[:5] for row in part.split("<tr>")[2:]]
+
+    assert [(row[0], row[2], row[3]) for row in rows("Groups")] == [
+        ("ml1", "50.0% of all GPUs", "75.0%"),
+        ("lab", "25.0% of all GPUs", "25.0%"),
+    ]
+    assert [(row[0], row[3], row[4]) for row in rows("Tenants")] == [
+        ("ana", "40.0%", "50.0%"),
+        ("ben", "10.0%", "25.0%"),
+        ("cem (disabled)", "5.0%", "-"),
+        ("tara", "2.0%", "25.0%"),
+        ("studio", "0.0%", "-"),
+    ]
+
+
 def test_people_are_shown_with_user_role_and_whether_they_are_connected() -> None:
     tenant = structs.replace(overview("text").tenants[0], id="physics", uid=2001)
     seen = replace(overview("text"), tenants=[tenant])
