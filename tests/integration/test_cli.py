@@ -337,6 +337,8 @@ def test_a_budget_is_set_credited_listed_and_removed(sublet: Shell) -> None:
     assert (view["id"], view["currency"], view["tenant"]) == ("group/default/day", "credits", None)
     for words in (["set", "-3", "--group", "default"], ["set", "3", "--group", "default", "--currency", "EUR"]):
         assert sublet("budget", *words).status == 2
+    negative = sublet("budget", "set", "-5", "--group", "default").err
+    assert "the amount -5 is negative" in negative
     gone = sublet("budget", "rm", "--group", "default", "--per", "day")
     assert gone.out.startswith("The budget of group default is removed: 12.50 credits a day and 0.25 credit, ")
     assert sublet("budget", "rm", "--group", "default", "--per", "day").status == 1
@@ -414,6 +416,33 @@ def test_the_operators_commands(sublet: Shell) -> None:
     assert ("node_joined", "office") in kinds
     assert "node_drained" in sublet("audit", "log", "--lines", "50").out
     assert "No such records" in sublet("audit", "log", "--of", "nobody").out
+
+
+def test_the_audit_log_names_groups_budgets_and_reservations(sublet: Shell) -> None:
+    """Each is found by its name, a budget also by the name of its group; with the group its budgets go."""
+    sublet("group", "add", "audited")
+    sublet("budget", "set", "3", "--group", "audited", "--per", "day")
+    sublet("budget", "credit", "1", "--group", "audited", "--per", "day")
+    far = ("2100-01-04 10:00-12:00", "--gpus", "1", "--zone", "UTC")
+    sublet("reservation", "add", "viva", *far, "--group", "audited")
+    sublet("reservation", "rm", "viva")
+    gone = sublet("group", "rm", "audited")
+    assert gone.out == ("Group audited is removed.\n  With it its budget of 3.00 credits a day, 0.00 used.\n")
+
+    def of(name: str) -> list[list[str]]:
+        lines = sublet("audit", "log", "--of", name).out.splitlines()
+        return [line.split()[3:] for line in lines[1:]]
+
+    budget = "group/audited/day"
+    assert of("audited") == [
+        ["group_set", "audited"],
+        ["budget_set", budget],
+        ["budget_credited", budget],
+        ["reservation_set", "viva"],
+        ["group_removed", "audited"],
+    ]
+    assert of(budget) == [["budget_set", budget], ["budget_credited", budget]]
+    assert of("viva") == [["reservation_set", "viva"], ["reservation_removed", "viva"]]
 
 
 def test_the_bill_comes_as_table_csv_and_json_with_the_same_numbers(sublet: Shell) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 import sublet
+from sublet.cli.call import CommandOffice
 from sublet.errors import InvalidRequest, QuotaExceeded, SubletError
 from sublet.values import MIB
 from tests.security.conftest import Place, going_by
@@ -237,7 +238,7 @@ def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Plac
         "reservation.shoot.gpus": ("-", "1"),
         "reservation.shoot.when": ("-", "every Tue 10:00-12:00"),
         "reservation.shoot.zone": ("-", "UTC"),
-        "budget.group.film.month": ("-", "20.00"),
+        "budget.group.film.month": ("-", "20.00 credits"),
     }
     assert place.owner.request("GET", "/v1/reservations", shape=list) == []
     assert json.loads(place.command("policy", "apply", "--json").stdout) == would["changes"]
@@ -252,7 +253,7 @@ def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Plac
         "group.film.weight": ("3", "command (policy.toml line 2 has 2)"),
         "group.film.members": ("later, whole", "policy.toml line 3"),
         "group.film.ceiling": ("1", "command"),
-        "budget.group.film.month": ("20.00", "policy.toml line 10"),
+        "budget.group.film.month": ("20.00 credits", "policy.toml line 10"),
     }
     file.write_text(WHOLE.replace("gpus = 1", "gpus = 2"))
     for words in (("check", str(file)), ("apply",)):
@@ -263,6 +264,43 @@ def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Plac
     place.apply("")
     assert sources() == {}
     assert place.owner.request("GET", "/v1/reservations", shape=list) == []
+
+
+def test_another_file_takes_the_place_of_the_policy_or_leaves_it_as_it_was(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`apply FILE`: with a mistake in it, or a contradiction, nothing of it is kept for the next office either."""
+    place.apply("[tenant]\nleases = 7\n")
+    held, other = place.home / "policy.toml", tmp_path / "other.toml"
+    before = held.read_bytes()
+    for text, says in (
+        ("[tenant]\nqueu = 3\n", f"{other}:2: [tenant] has no key 'queu'"),
+        ("[group.film]\nfloor = 99\n", "floors would add up to 99 GPUs"),
+    ):
+        other.write_text(text)
+        refused = place.command("policy", "apply", str(other))
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused
+        assert held.read_bytes() == before
+    assert "there is no file" in place.command("policy", "apply", str(tmp_path / "none")).stderr
+    other.write_text("[tenant]\nleases = 8\n")
+    with monkeypatch.context() as within:
+        post = CommandOffice.post
+
+        def refusing(office: CommandOffice, path: str, body: Any, **how: Any) -> Any:
+            """What was right when it was checked may contradict what there is a moment later."""
+            if path == "/v1/policy/apply":
+                assert held.read_text() == other.read_text()
+                raise InvalidRequest("floors would add up to 99 GPUs, and there are 2")
+            return post(office, path, body, **how)
+
+        within.setattr(CommandOffice, "post", refusing)
+        assert place.command("policy", "apply", str(other)).returncode == 2
+    assert held.read_bytes() == before
+    told = place.command("policy", "apply", str(other), "--json")
+    assert [(row["key"], row["before"], row["now"]) for row in json.loads(told.stdout)] == [("tenant.leases", "7", "8")]
+    assert held.read_text() == other.read_text()
+    assert [path.name for path in place.home.glob("policy.toml*")] == ["policy.toml"]
+    place.apply("")
 
 
 def test_a_policy_that_others_could_write_is_refused(tmp_path: Path) -> None:

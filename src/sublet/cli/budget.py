@@ -8,7 +8,7 @@ from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, name
-from sublet.cli.show import Json, document, table
+from sublet.cli.show import Json, document, table, window_text
 from sublet.errors import Disconnected, InvalidRequest
 
 _Amount = Annotated[str, Arg("AMOUNT", help="Amount in the currency of rates.toml, such as 50 or 12.50.")]
@@ -115,9 +115,8 @@ def _print_result(answer: Json, done: str, as_json: bool) -> int:
         document(answer)
         return DONE
     added = f" and {answer['credit']} credit" if answer["credit"] != "0.00" else ""
-    per = "in all" if answer["per"] == "total" else f"a {answer['per']}"
     print(
-        f"The budget of {_whose(answer)} {done}: {answer['amount']} {answer['currency']} {per}{added}, "
+        f"The budget of {_whose(answer)} {done}: {answer['amount']} {answer['currency']} {window_text(answer)}{added}, "
         f"{answer['used']} used."
     )
     return DONE

@@ -241,6 +241,8 @@ class _Reading:
             elif may_be_option and len(word) > 1 and word.startswith("-"):
                 if self._is_theirs(word):
                     self._take(self._arguments[0], word)
+                elif self._is_negative_number(word):
+                    self._take_argument(word)
                 else:
                     self._take_option(word, rest)
             elif self._arguments and self._arguments[0].is_rest:
@@ -267,6 +269,11 @@ class _Reading:
                 raise NotUnderstood(word)
             text = rest.pop(0)
         self._take(param, text)
+
+    def _is_negative_number(self, word: str) -> bool:
+        """Whether it is one where an argument may stand: what reads the argument says better what is wrong with it."""
+        may_be = word[1].isdigit() and word not in self.options
+        return may_be and bool(self._arguments) and not self._arguments[0].is_rest
 
     def _is_theirs(self, word: str) -> bool:
         """Whether an option is for the script that was named before it. One that looks like ours misspelt is refused:

@@ -8,7 +8,7 @@ from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, NoLimit, count, limit, name
-from sublet.cli.show import Json, document, plural, table
+from sublet.cli.show import Json, document, plural, table, window_text
 from sublet.cli.tenant import Block, Cores, Gpus, GpuTime, Leases, Memory, Queue, Requests, Vram, limits, quota_of
 
 _Name = Annotated[
@@ -92,12 +92,16 @@ def change(
 
 
 def rm(*, group: _Name, as_json: AsJson = False) -> int:
-    """Remove a group that has no tenants."""
-    answer: Json = CommandOffice.reach().post(f"/v1/groups/{CommandOffice.quote(group)}/remove", {})
+    """Remove a group that has no tenants, and its budgets."""
+    office = CommandOffice.reach()
+    budgets: list[Json] = [one for one in office.get("/v1/budgets") if one["tenant"] is None and one["group"] == group]
+    answer: Json = office.post(f"/v1/groups/{CommandOffice.quote(group)}/remove", {})
     if as_json:
         document(answer)
-    else:
-        print(f"Group {group} is removed.")
+        return DONE
+    print(f"Group {group} is removed.")
+    for one in budgets:
+        print(f"  With it its budget of {one['amount']} {one['currency']} {window_text(one)}, {one['used']} used.")
     return DONE
 
 

@@ -107,7 +107,10 @@ def audit_verify(*, as_json: AsJson = False) -> int:
 
 def audit_log(
     *,
-    of: Annotated[str | None, Opt("--of", metavar="ID", help="Only records of this lease, tenant or resource.")] = None,
+    of: Annotated[
+        str | None,
+        Opt("--of", metavar="ID", help="Only records of this lease, tenant, resource, group, reservation or budget."),
+    ] = None,
     lines: Annotated[
         int, Opt("--lines", metavar="COUNT", parse=count, help="Maximum number of records (default: 20).")
     ] = 20,
@@ -129,7 +132,9 @@ def audit_log(
 
 
 def _about(event: Json) -> str:
-    named = [event.get(key) for key in ("lease", "tenant", "name", "resource", "node")]
+    named = [
+        event.get(key) for key in ("lease", "tenant", "name", "resource", "node", "group", "reservation", "budget")
+    ]
     names = [str(one["id"] if isinstance(one, dict) else one) for one in named if one]
     end = event.get("end") or event.get("notice") or {}
     return " ".join(names + [end[key] for key in ("reason",) if key in end])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt, UsageError
@@ -11,6 +12,10 @@ from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, name
 from sublet.cli.show import Json, document, plural, table, visible
 from sublet.client.home import home_dir
+from sublet.errors import Disconnected, InvalidRequest, SubletError
+
+if TYPE_CHECKING:
+    from sublet.office.policy_file import PolicyLimits
 
 
 def show(
@@ -54,14 +59,7 @@ def check(
     An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there
     keeps it from starting, and is said with its line. Here nothing is put into force.
     """
-    from sublet.engines.operator_limits import read_operator_file
-    from sublet.office.policy_file import parse_policy
-
-    path = Path(file)
-    if not file.strip():
-        raise UsageError("no file is named", do="Write `sublet policy check FILE`.")
-    text = read_operator_file(path, must_exist=True, trusted=False) or ""
-    found = parse_policy(text, str(path))
+    text, found = _read(file, "check")
     changes: list[Json] | None
     try:
         changes = CommandOffice.reach(start=False).post("/v1/policy/check", {"text": text})
@@ -81,14 +79,26 @@ def check(
     return DONE
 
 
-def apply(*, as_json: AsJson = False) -> int:
+def apply(
+    *,
+    file: Annotated[
+        str | None,
+        Arg("FILE", help="File that becomes policy.toml of the state folder (default: that file as it is)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
     """Apply policy.toml of the state folder to the running office, without a restart.
 
-    The file is applied whole or, if it has a mistake or a contradiction, not at all. Its keys override what commands
-    have set; keys that were removed from it return to their defaults. Running leases keep what they hold and the caps
-    with which they began. The audit log records who applied what.
+    With FILE, a copy of that takes its place first. The file is applied whole or, if it has a mistake or a
+    contradiction, not at all: then policy.toml stays as it was. Its keys override what commands have set; keys that
+    were removed from it return to their defaults. Running leases keep what they hold and the caps with which they
+    began. The audit log records who applied what.
     """
-    changed: list[Json] = CommandOffice.reach(start=False).post("/v1/policy/apply", {})
+    office = CommandOffice.reach(start=False)
+    if file is None:
+        changed: list[Json] = office.post("/v1/policy/apply", {})
+    else:
+        changed = _apply_copy(office, file)
     if as_json:
         document(changed)
     elif not changed:
@@ -96,6 +106,58 @@ def apply(*, as_json: AsJson = False) -> int:
     else:
         _print_changes(changed)
     return DONE
+
+
+def _apply_copy(office: CommandOffice, file: str) -> list[Json]:
+    """Put the file into the place of policy.toml; where the office refuses it, the one before is put back."""
+    from sublet.engines.operator_limits import POLICY_FILE, read_operator_file
+
+    if os.environ.get("SUBLET_URL"):
+        raise UsageError(
+            "SUBLET_URL names an office elsewhere, and its policy.toml lies in its state folder",
+            do="Run this on the machine of the office, without SUBLET_URL.",
+        )
+    text, _ = _read(file, "apply")
+    office.post("/v1/policy/check", {"text": text})
+    path = home_dir(None) / POLICY_FILE
+    before = read_operator_file(path, trusted=False)
+    _replace(path, text)
+    try:
+        changed: list[Json] = office.post("/v1/policy/apply", {})
+    except Disconnected:  # whether it holds is not known; it was found right, and the next office starts with it
+        raise
+    except SubletError:
+        _replace(path, before)
+        raise
+    return changed
+
+
+def _replace(path: Path, text: str | None) -> None:
+    from sublet.office.journal.files import publish
+
+    if text is None:
+        path.unlink(missing_ok=True)
+        return
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.chmod(0o644)
+        publish(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InvalidRequest(
+            f"{path} cannot be written ({error.strerror})", do="Run this as the owner of the office."
+        ) from error
+
+
+def _read(file: str, verb: str) -> tuple[str, PolicyLimits]:
+    from sublet.engines.operator_limits import read_operator_file
+    from sublet.office.policy_file import parse_policy
+
+    if not file.strip():
+        raise UsageError("no file is named", do=f"Write `sublet policy {verb} FILE`.")
+    text = read_operator_file(Path(file), must_exist=True, trusted=False) or ""
+    return text, parse_policy(text, file)
 
 
 def _print_changes(changed: list[Json]) -> None:

@@ -78,6 +78,11 @@ def amount(kind: str, number: int) -> str:
     return plural(number, "core") if kind == Kind.CPU else format_size(number)
 
 
+def window_text(view: Json) -> str:
+    """For which window the amount of a budget is."""
+    return "in all" if view["per"] == "total" else f"a {view['per']}"
+
+
 def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {many or noun + 's'}"
 

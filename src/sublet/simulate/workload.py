@@ -298,6 +298,8 @@ def read_trace(path: Path) -> list[WorkloadSession]:
     for number, row in _rows(path, COLUMNS):
         numbers = _numbers(path, number, row, COLUMNS[1:])
         _whole(path, number, numbers["gpus"])
+        if numbers["session_stop_min"] < numbers["session_start_min"]:
+            raise InvalidRequest(f"line {number} of {path}: the session stops before its start", do="Correct it.")
         by_session.setdefault(row["session"], []).append(numbers)
     found = [_from_rows(name, cells) for name, cells in by_session.items()]
     return sorted(found, key=lambda session: session.start_min)

@@ -121,6 +121,7 @@ def test_a_trace_is_read_in_the_order_of_its_sessions(tmp_path: Path) -> None:
         (TRACE.replace("30,1", "thirty,1"), "line 2"),
         (TRACE.replace("20,30", "20,-30"), "below zero"),
         (TRACE.replace("20,30", "20,nan"), "below zero"),
+        (TRACE.replace("a,0,100,9", "a,101,100,109"), "the session stops before its start"),
         (TRACE.replace("20,30", "20,1e300"), "too large"),
         (TRACE.replace("20,30,1", "20,30,1.5"), r"1\.5 GPUs"),
         (TRACE.replace("20,30,1", "20,30"), "line 2"),

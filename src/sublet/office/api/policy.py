@@ -11,6 +11,7 @@ from sublet.office.access import Caller
 from sublet.office.api.reservations import spans_of
 from sublet.office.api.service import ApiCall, ApiReply, ApiService, json_reply
 from sublet.office.ledger.arrangement import Arrangement, field_of, new_budget, planned, present, with_fields
+from sublet.office.ledger.budgets import money
 from sublet.office.ledger.commands import ApplyPolicy
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import LOCAL_TENANT, GroupRecord, Now, Quota
@@ -53,7 +54,8 @@ def policy(service: ApiService, call: ApiCall) -> ApiReply:
     found = limit_views(service.limits, quota, tenant=name)
     views = [view for view in found if caller.operator or view.key.startswith(NOT_OWNER)]
     if caller.operator and not name:
-        views += arrangement_views(service.limits, present(service.driver.ledger.state))
+        state = service.driver.ledger.state
+        views += arrangement_views(service.limits, present(state), state.rates.currency)
     return json_reply(views)
 
 
@@ -125,15 +127,17 @@ class _Row(NamedTuple):
     text: str
 
 
-def arrangement_views(limits: PolicyLimits, found: Arrangement | None = None) -> Iterator[LimitView]:
+def arrangement_views(
+    limits: PolicyLimits, found: Arrangement | None = None, currency: str = ""
+) -> Iterator[LimitView]:
     """Each key of groups, reservations and budgets that has not its default, and where it is from; ``found``: as they
-    are in the office. None: as they will be in the next one."""
+    are in the office, which has this currency. None: as they will be in the next one."""
     declared = limits.declared
     wanted = Arrangement(
         groups={name: with_fields(GroupRecord(id=name), fields) for name, fields in declared.groups.items()},
         members=declared.members,
         reservations=declared.reservations,
-        budgets={name: new_budget(name, amount, "", 0) for name, amount in declared.budgets.items()},
+        budgets={name: new_budget(name, amount, currency, 0) for name, amount in declared.budgets.items()},
     )
     absent: set[str] = set()
     if found is None:
@@ -196,5 +200,6 @@ def _rows(found: Arrangement, given: frozenset[str] = frozenset()) -> dict[str, 
                 add("reservation", name, field, value if isinstance(value, int) else None, str(value))
     for _, budget in sorted(found.budgets.items()):
         whose = "group" if budget.tenant is None else "tenant"
-        add(f"budget.{whose}", str(budget.tenant or budget.group), budget.per, budget.amount)
+        text = money(budget.amount, budget.currency).strip()
+        add(f"budget.{whose}", str(budget.tenant or budget.group), budget.per, budget.amount, text)
     return rows

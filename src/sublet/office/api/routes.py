@@ -602,7 +602,10 @@ def _table() -> tuple[Route, ...]:
             office.audit_log,
             "The newest records of the audit chain, oldest first",
             answers={200: list[wire.AuditEntry]},
-            query={"limit": "how many at most (1000)", "of": "only records that name this lease, tenant or resource"},
+            query={
+                "limit": "how many at most (1000)",
+                "of": "only records that name this lease, tenant, resource, group, reservation or budget",
+            },
         ),
         route(
             "POST",

@@ -295,8 +295,8 @@ class ApiService:
                 own=own,
                 group=None if of_group is None else (group.id, of_group),
             )
-        except TooMany:
-            self.limit("requests_of_tenant")
+        except TooMany as error:
+            self.limit("requests_of_group" if error.of_group else "requests_of_tenant")
             raise
 
     def limit(self, name: str) -> None:

@@ -256,13 +256,15 @@ class JournalReader:
             after = rows[-1][0]
 
     def latest(self, most: int, naming: str = "") -> list[audit.AuditRecord]:
-        """The newest records of the chain, oldest first; only those that name this lease, tenant or device, if one is
-        given. Not checked: a proof walks the whole chain."""
+        """The newest records of the chain, oldest first; only those that name this lease, tenant, device, group,
+        reservation or budget, if one is given. Not checked: a proof walks the whole chain."""
+        named = json.dumps(naming, ensure_ascii=False)
+        budgets = (f'"tenant/{named[1:-1]}/', f'"group/{named[1:-1]}/')  # their ids begin with whose they are
         with not_opened(self.path):
             rows = self._db.execute(
                 "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE instr(body, CAST(? AS BLOB)) "
-                "ORDER BY seq DESC LIMIT ?",
-                (json.dumps(naming, ensure_ascii=False) if naming else "{", most),
+                "OR instr(body, CAST(? AS BLOB)) OR instr(body, CAST(? AS BLOB)) ORDER BY seq DESC LIMIT ?",
+                (*((named, *budgets) if naming else ("{", "{", "{")), most),
             ).fetchall()
         return [audit.AuditRecord(*row) for row in reversed(rows)]
 

@@ -12,6 +12,7 @@ from sublet.errors import (
     InvalidRequest,
     LeaseEnded,
     LeaseNotActive,
+    NotFound,
     QuotaExceeded,
     StaleEpoch,
     Unauthorized,
@@ -232,6 +233,12 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
 
 def release(step: Step, schedule: Schedule, command: cmd.Release) -> Answer:
     """Give it back, or leave the line. Twice is harmless."""
+    of_other = step.state.leases.get(command.lease) if command.operator else None
+    if of_other is not None and of_other.tenant != command.tenant:
+        raise NotFound(
+            f"lease {of_other.id} is held by tenant {of_other.tenant}",
+            do=f"`sublet lease revoke {of_other.id}` ends it.",
+        )
     lease = find(step, command.tenant, command.lease)
     if command.epoch is not None and lease.epoch != command.epoch:
         raise StaleEpoch(

@@ -37,9 +37,9 @@ class RequestRates(msgspec.Struct, frozen=True, kw_only=True):
 class TooMany(QuotaExceeded):
     """A rate is used up; ``retry_s`` says when it is not."""
 
-    def __init__(self, message: str, *, tenant: TenantId, wait_ns: int) -> None:
-        """``tenant``: whose request was refused."""
-        self.tenant = tenant
+    def __init__(self, message: str, *, tenant: TenantId, wait_ns: int, of_group: bool = False) -> None:
+        """``tenant``: whose request was refused. ``of_group``: by the rate of its group."""
+        self.tenant, self.of_group = tenant, of_group
         super().__init__(message, do=f"Ask again in {format_duration(_up_to_a_second(wait_ns))}.", reason="rate")
         self.retry_s = _up_to_a_second(wait_ns) // NS_PER_S
 
@@ -112,7 +112,8 @@ class RateLimits:
             name, rate = group
             wait_ns = self._take(f"group/{name}", rate, now_ns, count, ahead=1)
             if wait_ns:
-                raise TooMany(f"group {name} sends more than {rate} requests a minute", tenant=tenant, wait_ns=wait_ns)
+                text = f"group {name} sends more than {rate} requests a minute"
+                raise TooMany(text, tenant=tenant, wait_ns=wait_ns, of_group=True)
 
     def _take(self, whose: str, rate: int, now_ns: int, count: int, *, ahead: int) -> int:
         burst = max(BURST_MIN, rate // BURST_PART)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import itertools
+from typing import Any, Final
 
 import pytest
 
 from sublet.office.api import listings as serve_looking
 from sublet.office.api.leases import AT_ONCE
 from sublet.office.api.listings import COMMAND_MAX, PLACES_MAX
-from sublet.office.api.service import REFUSAL_EVERY_S
+from sublet.office.api.service import REFUSAL_EVERY_S, ApiService
 from sublet.office.core import BATCH_MAX
 from sublet.office.policy_file import PolicyLimits
 from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
@@ -293,6 +294,51 @@ def test_a_tenant_that_asks_for_much_at_once_waits_for_itself() -> None:
             answered = sum(one.done() for one in asked)
             assert answered < 20, "the other waited for them"
             assert len({answer["lease"]["id"] for answer in await asyncio.gather(*asked)}) == 100
+
+    run(story)
+
+
+FLOOD_BETWEEN: Final = 2
+"""Requests of a tenant that floods, at most, between another tenant's request and its answer."""
+
+
+def test_a_flood_delays_the_requests_of_another_tenant_by_two_of_its_own_however_large_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S11: both ask for leases, the one all the time, so what lies between is the factor by which the other waits
+    longer: for each of its requests, not only for most of them."""
+
+    async def between(at_once: int, requests: int) -> list[int]:
+        async with bench() as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            most = {"tenant.requests_per_minute": 10_000_000, "tenant.leases_per_hour": 10_000_000}
+            b.service.set_limits(PolicyLimits(given=most))
+            answered, found, over = 0, [], asyncio.Event()
+
+            async def flood(number: int) -> None:
+                nonlocal answered
+                for count in itertools.count():
+                    if over.is_set():
+                        return
+                    await b.acquire(ann, request_id=f"a{number}-{count}", wait=0)
+                    answered += 1
+
+            floods = [asyncio.ensure_future(flood(number)) for number in range(at_once)]
+            await turns(50)
+            for number in range(requests):
+                before = answered
+                await b.acquire(bob, request_id=f"b{number}", wait=0)
+                found.append(answered - before)
+                await turns(3)
+            over.set()
+            await asyncio.gather(*floods)
+            return found
+
+    async def story() -> None:
+        for at_once in (5, 50):
+            assert max(await between(at_once, 50)) <= FLOOD_BETWEEN
+        monkeypatch.setattr(ApiService, "turn", lambda self, tenant: asyncio.sleep(0))
+        assert max(await between(50, 5)) > 10 * FLOOD_BETWEEN, "without turns it waits for all of them"
 
     run(story)
 

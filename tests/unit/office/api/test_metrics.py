@@ -11,6 +11,7 @@ from sublet import background
 from sublet.background import Guard
 from sublet.errors import Disconnected
 from sublet.office.ledger.events import Metered as Event
+from sublet.office.policy_file import PolicyLimits
 from sublet.values import GIB, LeaseId
 from sublet.wire.guests import TroubleNote, Troubles
 from sublet.wire.orders import Metered
@@ -62,6 +63,26 @@ def test_what_happens_is_counted() -> None:
             assert value(text, "sublet_gpu_seconds_total") >= 20
             assert value(text, "sublet_commits_total") == b.driver.commits
             assert value(text, "sublet_commit_seconds_count") == b.driver.commits
+
+    run(story)
+
+
+def test_what_the_rate_of_a_group_refuses_is_not_counted_as_its_tenants() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            assert (
+                await b.ask("POST", "/v1/groups", {"id": "lab", "quota": {"requests_per_minute": 60}})
+            ).status == 201
+            ann, bob = await b.tenant("ann", group="lab"), await b.tenant("bob")
+            while (await b.ask("GET", "/v1/leases", token=ann)).status == 200:
+                pass
+            assert value(await page(b), 'sublet_limits_hit_total{limit="requests_of_group"}') == 1
+            b.service.set_limits(PolicyLimits(given={"tenant.requests_per_minute": 60}))
+            while (await b.ask("GET", "/v1/leases", token=bob)).status == 200:
+                pass
+            text = await page(b)
+            assert value(text, 'sublet_limits_hit_total{limit="requests_of_group"}') == 1
+            assert value(text, 'sublet_limits_hit_total{limit="requests_of_tenant"}') == 1
 
     run(story)
 

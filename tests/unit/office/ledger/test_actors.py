@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sublet.errors import NotFound
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import OFFICE
@@ -48,6 +49,21 @@ def test_an_operator_that_asks_for_itself_is_told_apart_from_a_tenant() -> None:
     lease = bench.granted(gpu())
     bench.do(cmd.Release(tenant=LOCAL, operator=True, lease=lease.id))
     assert since(bench, mark)["Ending"] == {OPERATOR}
+
+
+def test_a_lease_that_an_operator_releases_for_another_is_named_with_the_command_that_ends_it() -> None:
+    """A member learns no more than that it has no such lease."""
+    bench = Bench()
+    lease = bench.granted(gpu(), tenant=ANN)
+    refused = bench.do(cmd.Release(tenant=LOCAL, operator=True, lease=lease.id)).answer
+    assert isinstance(refused, NotFound)
+    assert (refused.message, refused.do) == (
+        f"lease {lease.id} is held by tenant ann",
+        f"`sublet lease revoke {lease.id}` ends it.",
+    )
+    hidden = bench.do(cmd.Release(tenant=BEN, lease=lease.id)).answer
+    assert isinstance(hidden, NotFound)
+    assert hidden.message == f"there is no lease {lease.id}"
 
 
 def test_a_grant_out_of_the_line_is_by_the_office_and_its_claim_by_the_holder() -> None:
