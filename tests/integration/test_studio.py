@@ -844,6 +844,13 @@ def test_the_operator_adds_lists_and_removes_people(
     assert board.ask("GET", "/v1/sessions").status == 401
     assert "ivy has no token board" in person("revoke", "ivy", "board", status=1)[1]
     session = start(again, "herbarium")
+    for told in ("herbarium", session["id"]):  # a name was refused as no id
+        narrow = Member(studio, person("token", "ivy", "--label", "narrow", "--session", told)[0].strip())
+        assert narrow.done("GET", "/v1/sessions/herbarium")["id"] == session["id"]
+        assert narrow.ask("POST", "/v1/sessions", {"name": "more", "vram": GIB}).status == 403
+    for wrong in ("nowhere", "s-0123456789ab", "Ünï\n"):
+        assert "ivy has no session" in person("token", "ivy", "--label", "other", "--session", wrong, status=1)[1]
+    assert "other" not in person("show", "ivy")[0]
     assert "ivy has 1 session" in person("rm", "ivy", status=2)[1]
     assert again.state(session["id"]) == "active"
     assert person("rm", "ivy", "--now")[0] == "Person ivy is removed.\n"

@@ -189,19 +189,17 @@ def token(
     ] = None,
     read_only: Annotated[bool, Opt("--read-only", help="Make a token that shows sessions and changes none.")] = False,
     session: Annotated[
-        str | None, Opt("--session", metavar="ID", help="Id of the only session that the token opens.")
+        str | None, Opt("--session", metavar="SESSION", help="Name or id of the only session that the token opens.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Print a new token for a person, once; the old token with that label and its browsers are logged out."""
     from sublet.studio.people import FIRST_LABEL, TokenScope
 
-    if session is not None and not (session.startswith("s-") and session.isascii() and session.isprintable()):
-        raise UsageError(f"{visible(session[:40])} is not the id of a session", do="Give the id, such as s-1f3a….")
     people = _people()
-    scope = TokenScope(read_only=read_only, session=session)
-    secret = people.new_token(person, label or FIRST_LABEL, valid_s=valid, scope=scope)
     found = people.find(person)
+    scope = TokenScope(read_only=read_only, session=None if session is None else _session_of(found, session))
+    secret = people.new_token(person, label or FIRST_LABEL, valid_s=valid, scope=scope)
     return _print_secret(people, found, f"Person {person} has a new token. It", "token", secret, as_json=as_json)
 
 
@@ -360,6 +358,24 @@ def _user_number(login: str) -> int | None:
         return pwd.getpwnam(login).pw_uid
     except (KeyError, ValueError):
         return None
+
+
+def _session_of(person: Person, session: str) -> str:
+    """The id of the person's session with this name or id. The office need not run for that."""
+    from sublet.studio.records import Session, fold_all
+    from sublet.studio.service import person_folder
+    from sublet.studio.sessions import find_session
+    from sublet.studio.store import SqliteStore
+
+    found: dict[str, Session] = {}
+    fold_all(found, SqliteStore(person_folder(home_dir(), person)).read(0))
+    try:
+        return find_session(list(reversed(found.values())), session).id
+    except NotFound as error:
+        raise NotFound(
+            f"{person.name} has no session {visible(session[:40])}",
+            do="The person's page lists them, and so does `sublet session ls` of the person.",
+        ) from error
 
 
 def _people() -> People:

@@ -193,14 +193,7 @@ class Sessions(Generic[L]):
 
     def find(self, text: str) -> Session:
         """By its id or its name. A name that was used again means the newest of them."""
-        found = self.all()
-        for session in found:
-            if text == session.id:
-                return session
-        live = [session for session in found if session.name == text and not session.is_over]
-        for session in live or [one for one in found if one.name == text]:
-            return session
-        raise no_session(text)
+        return find_session(self.all(), text)
 
     def lease_of(self, session: Session) -> Seen | None:
         """Its live lease, or its request in the queue, as the office has it; None where there is none."""
@@ -708,6 +701,17 @@ class Sessions(Generic[L]):
     def _append_if(self, session: Session, record: Record) -> bool:
         """Append it if the session is still what was looked at."""
         return self._append(session.id, lambda: record if self._found[session.id] == session else None)
+
+
+def find_session(listed: Sequence[Session], text: str) -> Session:
+    """The one of these, newest first, with this id or name."""
+    for session in listed:
+        if text == session.id:
+            return session
+    named = [session for session in listed if session.name == text]
+    for session in [one for one in named if not one.is_over] or named:
+        return session
+    raise no_session(text)
 
 
 def no_session(text: str) -> NotFound:
