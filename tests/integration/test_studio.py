@@ -374,6 +374,30 @@ def test_bad_input_is_refused_and_changes_nothing(ana: Member) -> None:
     assert ana.done("GET", "/v1/sessions?all=1") == before
 
 
+def test_a_start_that_can_never_be_granted_leaves_nothing_to_program_and_page(studio: StudioStage, ana: Member) -> None:
+    """It left a session that rested for ever. What was typed is there to be changed, and the name is free."""
+    before = ana.done("GET", "/v1/sessions?all=1")
+    answer = ana.ask("POST", "/v1/sessions", {"name": "big", "vram": 1 << 40})
+    assert (answer.status, answer.doc["error"]["reason"]) == (409, "too_big"), answer.text
+    assert "more than any node has" in answer.doc["error"]["message"]
+    assert "session" not in answer.doc["error"]["do"]
+    browser = ana.browser()
+    page = browser.press("/start", name="big", vram="80GiB")
+    assert "more than any node has" in page.text
+    assert re.search('<input [^>]*name="name"[^>]* value="big"', page.text), "the name is there to be changed"
+    assert ana.done("GET", "/v1/sessions?all=1") == before
+    assert ">big <" not in browser.look().text
+    assert start(ana, "big")["name"] == "big"
+
+
+def test_a_start_that_is_not_granted_at_once_says_that_the_session_is_there(studio: StudioStage, ana: Member) -> None:
+    with devices_held(studio):
+        answer = ana.ask("POST", "/v1/sessions", {"name": "late", "vram": GIB, "wait": 0})
+    assert answer.status == 409, answer.text
+    assert "Session late is there and rests: `sublet session resume late`" in answer.doc["error"]["do"]
+    assert ana.state("late") == "resting"
+
+
 def test_a_head_without_end_is_cut_off(studio: StudioStage) -> None:
     line = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=PATIENCE_S)
     line.putrequest("GET", "/livez")
@@ -1052,7 +1076,11 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
         assert re.search(rf'<input [^>]*name="{name}"[^>]* {re.escape(given)}', found), (name, found)
     assert not re.search('name="pay"[^>]* checked', found)
     answer = browser.press("/start", name="other", vram="1GiB", model="H900")
-    assert 'action="/start"' not in answer.text, "the session is there, and rests"
+    assert re.search('<input [^>]*name="model"[^>]* value="H900"', answer.text), (
+        "no session is there, and it is changed"
+    )
+    assert "No sessions. Start one below" in browser.look().text
+    assert ana.done("POST", "/v1/sessions", {"name": "other", "vram": GIB, "later": True})["state"] == "resting"
     again = browser.press("/start", name="other", vram="1GiB")
     assert "There is a session other already" in again.text
     assert re.search('<input [^>]*name="name"[^>]* value="other"', again.text), "the name is there to be changed"
@@ -1065,10 +1093,10 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
         assert re.search(r"queue place 1.*: \w+", shown)
     answer = browser.press("/start", name="paid", vram="1GiB", pay="1")
     assert (answer.status, "Priority is not for sale in this office" in answer.text) == (400, True), answer.text
-    assert "pays for priority" in as_text(browser.look())
-    assert ana.done("POST", "/v1/sessions/paid/end")["terms"]["pay_priority"] is True
+    assert re.search('name="pay"[^>]* checked', answer.text), "what was typed is there to be changed"
     body = {"name": "paid", "vram": GIB, "later": True, "pay_priority": True}
     assert ana.done("POST", "/v1/sessions", body)["terms"]["pay_priority"] is True
+    assert "pays for priority" in as_text(until_shown(browser, "paid"))
     assert ana.done("POST", "/v1/sessions/paid/end")["state"] == "ended"
     session = ana.done("GET", "/v1/sessions/thesis")["id"]
     shown = as_text(until_shown(browser, "time left"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,7 +139,14 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
     sessions that are not there are refused."""
     held = session.fabric.gpu(min_vram="1GiB", ttl="5m")
     with held.activity():
-        assert "GPU unavailable" in session("start", "second", "--vram", "1GiB", "--wait", "0", status=75)
+        said = session("start", "second", "--vram", "1GiB", "--wait", "0", status=75)
+        assert "GPU unavailable" in said
+        assert "Session second is there and rests" in said
+        said = session("resume", "second", "--wait", "1s", status=75)
+        assert "queued, place 1" in said
+        assert re.search(r"place 1 in the queue, with about .+ to go: .*`--wait \d+m`", said)
+        assert "more than any node has" in session("start", "big", "--vram", "80GiB", status=75)
+        assert session.state("big") is None, "it was never started"
         assert session.state("second") is SessionState.RESTING
         assert "last asked" in session("explain", "second")
         before = session("ls", "--all")
@@ -149,14 +157,18 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
             assert session("start", word, "--vram", "1GiB", "--later", status=2)
         assert session("ls", "--all") == before, "and nothing was changed"
         with shell_on(stage, tmp_path / "c", SUBLET_SESSION="fresh") as shell:
+            assert "more than any node has" in shell.run("%%gpu --vram 80GiB\n1")["said"]
+            assert session.state("fresh") is None, "what can never be granted starts none"
             shell.ask("%%gpu --vram 512MiB\n1")
             until("the cell waits", lambda: session.state("fresh") is SessionState.WAITING)
             until("it has a place", lambda: session.view("fresh")["position"] == 1)
             assert "waiting, place 1" in session("ls")
             assert session.now("fresh").terms.vram == GIB // 2, "what the cell asks for"
+            fresh = session.view("fresh")["volume"]
             held.release()
             assert shell.answer()["error"] == ""
             assert session.state("fresh") is SessionState.ACTIVE
+            assert shell.run("%gpu name")["out"].strip() == fresh
             assert session.state("second") is SessionState.RESTING
             assert shell.run("%%gpu\nturns = iter([10, 20])\nx = next(turns)")["error"] == ""  # it cannot be saved
             with session.fabric.gpu(min_vram="1GiB", ttl="5m"):

@@ -25,6 +25,7 @@ from sublet.cli.parsing import (
     wait,
 )
 from sublet.cli.show import Json, document, paint, seconds, table, visible
+from sublet.errors import SubletError
 from sublet.invocation import typeable, typed
 from sublet.values import Exclusivity, Tier, format_size
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
     from sublet.studio import Session, Sessions
-    from sublet.studio.records import Offered
 
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 SessionArg = Annotated[str, Arg("SESSION", help="Name or id of the session, from `sublet session ls`.")]
@@ -78,7 +78,8 @@ def start(
     Set SUBLET_SESSION to its name where the notebook's kernel starts. The lease lives on without this command, for its
     time to live; the first `%%gpu` cell takes it over.
 
-    Exit status 75: started, and no lease was granted within the wait.
+    A request that can never be granted starts no session. Exit status 75: that, or the session is started and rests,
+    since no lease was granted within the wait.
     """
     from sublet.studio import Terms
 
@@ -97,7 +98,11 @@ def start(
         raise UsageError("--or-model needs --model as well", do="Say which is wanted: --model A100 --or-model any.")
     made = sessions.start(session, terms)
     if not later:
-        _hold(sessions, made, waiting)
+        try:
+            _hold(sessions, made, waiting, as_json=as_json)
+        except SubletError as error:
+            sessions.not_started(made, error)
+            raise
     return _print_result(
         fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json
     )
@@ -120,7 +125,8 @@ def resume(
     """
     fabric, sessions = _reach()
     found = sessions.find(session)
-    _hold(sessions, found, waiting, _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model))
+    less = _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model)
+    _hold(sessions, found, waiting, less, as_json=as_json)
     return _print_result(
         fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json
     )
@@ -314,16 +320,20 @@ def _less(*, smaller_ok: bool, at_least: int | None, or_model: str | None) -> di
     return less if or_model is None else less | {"or_model": other_model(or_model)}
 
 
-def _hold(sessions: Sessions[Lease], session: Session, waiting: float, less: Mapping[str, Any] = NONE) -> None:
+def _hold(
+    sessions: Sessions[Lease], session: Session, waiting: float, less: Mapping[str, Any] = NONE, *, as_json: bool
+) -> None:
     """Acquire its lease, and leave it to the notebook that takes it over."""
+    from sublet.cli.acquire import offered, position_text
+    from sublet.cli.progress_line import LiveLine
+    from sublet.studio.office import offer_of
 
-    def offered(offer: Offered) -> bool:
-        from sublet.studio.office import offer_of
-
-        print(f"offered {offer_of(offer)}, and accepted", file=sys.stderr)
-        return True
-
-    sessions.set_down(session.id, sessions.acquire(session.id, {"wait": waiting, **less}, offered))
+    with LiveLine() as line:
+        more: dict[str, Any] = {"wait": waiting, **less}
+        if line.live or not as_json:
+            more["on_place"] = lambda place: line.set(position_text(place))
+        held = sessions.acquire(session.id, more, lambda offer: offered(line, offer_of(offer)))
+    sessions.set_down(session.id, held)
 
 
 def _print_result(fabric: Fabric, sessions: Sessions[Lease], ident: str, hint: str, *, as_json: bool) -> int:

@@ -567,7 +567,24 @@ def _ran_out(request: AcquireRequest, place: PlaceAnswer | None, declined: Offer
     why = "" if place is None else place.reason
     text = ", ".join(part for part in (waited, refused, why) if part) or "it was not granted"
     estimate = None if place is None else place.estimate
-    return unavailable(kind_of(request), text, offer=declined, estimate=estimate)
+    return unavailable(kind_of(request), text, offer=declined, estimate=estimate, do=_after_waiting(place, declined))
+
+
+def _after_waiting(place: PlaceAnswer | None, declined: Offer | None) -> str:
+    """What to do now, with the numbers that the office gave last."""
+    less = "ask for less" if declined is None else "take the offer, or ask for less"
+    if place is None:
+        return f"Ask again and wait longer, or {less}."
+    if place.estimate is None:
+        return (
+            f"It had place {place.position} in the queue, and the office cannot tell when its turn comes: ask again "
+            f"without a limit to the wait, or {less}."
+        )
+    about, enough_min = format_duration(round(place.estimate) * NS_PER_S), int(place.estimate // 60) + 1
+    return (
+        f"It had place {place.position} in the queue, with about {about} to go: ask again and wait up to {enough_min}m "
+        f"(`--wait {enough_min}m`), or {less}."
+    )
 
 
 def _not_granted(

@@ -326,8 +326,8 @@ class Cells:
     def _session_for(self, options: CellOptions) -> NotebookSession | None:
         """The session whose leases these are; None without ``SUBLET_SESSION``. The first cell of a new name starts one,
         with what it asks for."""
-        name = os.environ.get("SUBLET_SESSION", "")
-        if name and self._session is None:
+        name, before = os.environ.get("SUBLET_SESSION", ""), self._session
+        if name and (before is None or before.was_refused):
             from sublet.studio import NotebookSession, Terms
 
             terms = Terms(
@@ -339,7 +339,7 @@ class Cells:
                 exclusivity=Exclusivity.SHARED.value if options.shared else None,
             )
             found = NotebookSession(name, self.fabric(), terms)
-            if not self.owner.has_own_name:
+            if not self.owner.has_own_name or (before is not None and self.owner.name == before.session.volume):
                 self.owner.rename(found.session.volume)
             self._session = found
         return self._session if name else None

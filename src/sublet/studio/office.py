@@ -245,10 +245,14 @@ class NotebookSession:
         """``terms`` are those of a new session, where there is none of this name."""
         self._fabric = fabric
         self._sessions = open_sessions(FabricOffice(fabric), name="a notebook")
+        self.was_refused = False
+        """It was started here, and what its first cell asked for can never be granted: it is as if never started."""
+        self._is_new = False
         try:
             self.session = self._sessions.find(text)
         except NotFound:
             self.session = self._sessions.start(text, terms)
+            self._is_new = True
         """As it was when the kernel came to it; its id, name and terms do not change."""
 
     def gpu(self, **asked: Any) -> Lease:
@@ -261,7 +265,11 @@ class NotebookSession:
         if asked.get("replaces") is not None:
             return self._replaced(asked)
         on_offer: Callable[[Offer], bool] = asked.pop("on_offer", None) or (lambda offer: True)
-        lease = self._sessions.acquire(self.session.id, asked, lambda offer: on_offer(offer_of(offer)))
+        try:
+            lease = self._sessions.acquire(self.session.id, asked, lambda offer: on_offer(offer_of(offer)))
+        except SubletError as error:
+            self.was_refused = self._is_new and self._sessions.end_refused(self.session, error)
+            raise
         least, count = asked.get("min_vram", terms.vram), asked.get("count", terms.count)
         if len(lease.devices) == count and all(one.amount >= least for one in lease.devices):
             return lease

@@ -210,6 +210,7 @@ class Ended(_Value, frozen=True, kw_only=True, tag="ended"):
 
     reason: SessionEnd
     detail: str = ""
+    """Why its start was refused, where it is over for that."""
 
 
 Record: TypeAlias = (
@@ -291,6 +292,11 @@ class Session(_Value, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         return self.state is SessionState.ENDED
+
+    @property
+    def was_refused(self) -> bool:
+        """Its start was refused for ever, so it counts as one that was never started."""
+        return self.is_over and self.lease is None and bool(self.end_detail)
 
     @property
     def leases(self) -> tuple[LeaseRecord, ...]:

@@ -218,7 +218,15 @@ class PersonSessions:
                 self._check_count(Started(name=name, terms=terms))
                 made = self._sessions.start(name, terms)
             self._changed()
-            return self._view(made.id) if later else self._ask(made, wait_s)
+            if later:
+                return self._view(made.id)
+            try:
+                return self._ask(made, wait_s)
+            except SubletError as error:
+                self._sessions.not_started(made, error)
+                raise
+            finally:
+                self._changed()
 
     def resume(
         self, text: str, *, wait_s: float = _FOREVER, or_smaller: bool | int = False, or_model: bool | str = False

@@ -68,6 +68,8 @@ CLAIM_S: Final = 1.0
 LOOK_S: Final = 0.25
 """Between two looks for the answer to an offer, which any process may record."""
 NOTHING: Final[Mapping[str, Any]] = {}
+TOO_BIG: Final = "too_big"
+"""The office's reason where what is asked for is more than there is, as its refusal names it."""
 _IDENT: Final = re.compile(r"s-[0-9a-f]{12}")
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
 L = TypeVar("L")
@@ -186,10 +188,11 @@ class Sessions(Generic[L]):
     # ---- looking
 
     def all(self) -> list[Session]:
-        """Every session, newest first, as the records have it now."""
+        """Every session, newest first, as the records have it now, but for those whose start was refused."""
         with self._lock:
             self._catch_up()
-            return sorted(self._found.values(), key=lambda one: one.started_ns, reverse=True)
+            found = [one for one in self._found.values() if not one.was_refused]
+            return sorted(found, key=lambda one: one.started_ns, reverse=True)
 
     def find(self, text: str) -> Session:
         """By its id or its name. A name that was used again means the newest of them."""
@@ -205,7 +208,7 @@ class Sessions(Generic[L]):
     def recent(self, most: int) -> list[Session]:
         """Those that have not ended and the newest of the others, as they were last read."""
         with self._lock:
-            newest = enumerate(reversed(self._found.values()))
+            newest = enumerate(one for one in reversed(self._found.values()) if not one.was_refused)
             return [session for number, session in newest if number < most or not session.is_over]
 
     def agree(self, listed: Sequence[Session], live: Sequence[Seen]) -> bool:
@@ -235,6 +238,25 @@ class Sessions(Generic[L]):
 
         self._append(ident, begun)
         return self._found[ident]
+
+    def not_started(self, session: Session, error: SubletError) -> None:
+        """The first request of a session that was just started came to this error; where the session stays, the error
+        says so."""
+        name = session.name
+        if not self.end_refused(session, error) and not self._found[session.id].is_over:
+            error.do = (
+                f"{error.do} Session {name} is there and rests: `sublet session resume {name}` asks again, "
+                f"`sublet session end {name}` ends it."
+            ).lstrip()
+
+    def end_refused(self, session: Session, error: SubletError) -> bool:
+        """End a session that was just started if what it asks for can never be granted; whether it is over so."""
+        if error.transient and error.reason != TOO_BIG:
+            return False
+        refused = Ended(reason=SessionEnd.ENDED, detail=error.message)
+        alone = 3  # records: it was started, it asked, and was refused; no other program came to it meanwhile
+        self._append(session.id, lambda: refused if self._found[session.id].records == alone else None)
+        return self._found[session.id].was_refused
 
     def _owned(self, record: Started) -> Started:
         return structs.replace(record, person=self._person, tenant=self._tenant)
@@ -452,7 +474,9 @@ class Sessions(Generic[L]):
     def reconcile(self) -> list[Session]:
         """Compare every session with the office: leases that have ended, that no record names, and requests of
         processes that are gone. All sessions, newest first."""
-        listed = self.all()  # before the leases: what is recorded meanwhile is not compared with what was
+        with self._lock:  # before the leases: what is recorded meanwhile is not compared with what was
+            self._catch_up()
+            listed = list(self._found.values())
         live = self._office.live()
         for session in listed:
             self._compare(session, [one for one in live if _is_of(session, one)])

@@ -190,7 +190,16 @@ def test_waiting_ends_when_it_was_to_end(script: Script) -> None:
         acquire(script, place(3), grant(ended("refused")), wait="10m")
     assert caught.value.message == "GPU unavailable: not granted within 10m, all devices are held"
     assert caught.value.estimate == 60.0
+    assert caught.value.do == (
+        "It had place 3 in the queue, with about 1m to go: ask again and wait up to 2m (`--wait 2m`), or ask for less."
+    )
     assert len(script.calls) == 2
+
+
+def test_a_wait_without_an_estimate_advises_to_wait_without_a_limit(script: Script) -> None:
+    with pytest.raises(CapacityExceeded) as caught:
+        acquire(script, place(3, estimate=None), grant(ended("refused")), wait="10m")
+    assert "place 3 in the queue, and the office cannot tell when its turn comes" in caught.value.do
 
 
 def test_a_request_that_ran_out_before_it_was_asked_again_was_not_granted(script: Script) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, NotFound
+from sublet.errors import (
+    CapacityExceeded,
+    Disconnected,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    SubletError,
+    Unsupported,
+)
 from sublet.studio.records import (
     Accepted,
     Asked,
@@ -368,4 +376,72 @@ def test_a_session_with_a_suspended_program_is_not_ended_unasked(world: World) -
     world.office.held("l-9", is_parked=True)
     with pytest.raises(WouldBeLost):
         world.sessions.end(IDENT)
+    assert world.state() is SessionState.RESTING
+
+
+def _refused(world: World, error: SubletError) -> SubletError:
+    """What a person is told whose start came to this."""
+
+    def refuse(asking: Asking) -> str:
+        raise error
+
+    world.office.answer = refuse
+    with pytest.raises(SubletError):
+        world.sessions.acquire(IDENT)
+    world.sessions.not_started(world.sessions.find(IDENT), error)
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CapacityExceeded("80GiB is more than any node has", do="Ask for less.", reason="too_big"),
+        Unsupported("no device here is called A100", reason="unsupported"),
+        InvalidRequest("the time to live is too long"),
+        QuotaExceeded("that is above the ceiling of its group"),
+    ],
+)
+def test_a_start_that_is_refused_for_ever_leaves_nothing_behind(world: World, error: SubletError) -> None:
+    """It left a session that rested, of which its message said nothing. A program that reads the records anew sees
+    none either, and the name is free."""
+    do = error.do
+    assert _refused(world, error).do == do
+    for seen in (world.sessions, Sessions(world.store, world.office, me=OTHER, is_alive=lambda who: True,
+                                          wall_ns=lambda: 6, new_id=lambda: "s-000000000002")):  # fmt: skip
+        assert seen.all() == seen.reconcile() == seen.recent(9) == []
+        with pytest.raises(NotFound):
+            seen.find("thesis")
+    assert seen.start("thesis", Terms(vram=GIB)).id == "s-000000000002"
+
+
+def test_a_start_that_only_ran_out_of_time_says_that_the_session_is_there(world: World) -> None:
+    error = _refused(world, CapacityExceeded("not granted within 4s", do="Ask again."))
+    assert error.do == (
+        "Ask again. Session thesis is there and rests: `sublet session resume thesis` asks again, "
+        "`sublet session end thesis` ends it."
+    )
+    assert world.state() is SessionState.RESTING
+
+
+def test_a_start_that_was_refused_stays_where_another_program_came_to_it(world: World) -> None:
+    """A notebook of the same label waits for a lease of it: nothing is taken from it."""
+
+    def answer(asking: Asking) -> str:
+        raise CapacityExceeded("more than any node has", reason="too_big")
+
+    world.office.answer = answer
+    with pytest.raises(CapacityExceeded) as caught:
+        world.sessions.acquire(IDENT)
+    world.store.of_another(Asked(by=OTHER))
+    world.sessions.not_started(world.sessions.find(IDENT), caught.value)
+    assert world.state() is SessionState.WAITING
+
+
+def test_a_session_that_is_not_new_outlives_a_refusal_for_ever(world: World) -> None:
+    """What it saved is worth more than the request."""
+    world.office.answer = lambda asking: world.office.held("l-1")
+    held = world.sessions.acquire(IDENT)
+    world.office.ended(held, "released", 7)
+    world.sessions.reconcile()
+    _refused(world, CapacityExceeded("more than any node has", reason="too_big"))
     assert world.state() is SessionState.RESTING
