@@ -94,6 +94,9 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
     assert session("ls") == "No sessions.\n  Start one: sublet session start NAME --vram 8GiB\n"
     assert "Session thesis is active" in session.of_its_own("start", "thesis", "--vram", "256MiB", "--ttl", "10m")
     first = session.view("thesis")
+    session("start", "later", "--vram", "256MiB", "--later")
+    assert session.view("later")["tenant"] == "local"
+    session("end", "later")
     assert "there is a session thesis already" in session("start", "thesis", "--vram", "1GiB", status=2)
     with shell_on(stage, tmp_path / "a", SUBLET_SESSION="thesis") as one:
         answer = one.run("%%gpu\nimport os\nlease = os.environ['SUBLET_LEASE']")

@@ -480,6 +480,9 @@ class _Office:
         with contextlib.suppress(LeaseEnded, NotFound):
             self._program.command(cmd.Release(tenant=self._program.tenant, lease=LeaseId(lease)))
 
+    def tenant(self) -> str:
+        return self._program.tenant
+
     def is_ours(self, lease: str) -> bool:
         return True  # this office shows a tenant its own leases alone
 

@@ -142,12 +142,11 @@ def cell_bill(
     cells = [entry.record.cell for entry in entries if isinstance(entry.record, Ran)]
     billed = {line.key: line for line in leases}
     lines: list[CellLine] = []
-    for ident in lease_ids(entries):
-        line = billed.get(ident)
-        if line is not None:
-            lines += _lines_of(session, line, [cell for cell in cells if cell.lease == ident])
+    named = [billed[ident] for ident in lease_ids(entries) if ident in billed]
+    for line in named:
+        lines += _lines_of(session, line, [cell for cell in cells if cell.lease == line.key])
     rest = _Left.of(total).without(lines)
-    if rest.held_ns > 0 or rest.gpu_ns > 0 or not lines:
+    if rest.held_ns > 0 or rest.gpu_ns > 0 or total.leases > len(named) or not lines:
         lines.append(_rest(session, "", rest, total.currency))
     else:  # the cost and memory of each lease are rounded, and those of the session
         lines[-1].micros += rest.micros

@@ -93,6 +93,11 @@ class FabricOffice:
             body = ReleaseRequest(request_id=f"release-{lease}")
             self.fabric.request("POST", f"/v1/leases/{lease}/release", body, shape=LeaseView)
 
+    def tenant(self) -> str:
+        with contextlib.suppress(SubletError):  # an office that is away hinders no new session
+            return self.fabric.status().tenant
+        return ""
+
     def is_ours(self, lease: str) -> bool:
         return any(view.id == lease for view in self.fabric.leases(own=True))
 

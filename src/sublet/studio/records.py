@@ -117,7 +117,8 @@ class Started(_Value, frozen=True, kw_only=True, tag="started"):
     person: str = ""
     """The name of the studio's person whose it is; empty: of the user of this machine."""
     tenant: str = ""
-    """Whose its leases are to be; empty: that is known with the first of them."""
+    """Whose its leases are to be; empty, in records of before and where the office was away: that is known with the
+    first of them."""
 
 
 class Asked(_Value, frozen=True, kw_only=True, tag="asked"):
@@ -254,7 +255,7 @@ class Session(_Value, frozen=True, kw_only=True):
     person: str = ""
     """The name of the studio's person whose it is; empty: of the user of this machine."""
     tenant: str = ""
-    """Whose its leases are; in sessions without a person it is known with the first of them."""
+    """Whose its leases are; empty where that was not known at the start, until the first of them."""
     active_ns: int = 0
     """Its last activity that is on record; wall time. A program of it took or asked for a lease, its person accepted an
     offer, or a cell ended."""

@@ -145,6 +145,9 @@ class SessionOffice(Protocol[L]):
     def release(self, lease: str) -> None:
         """Give it back, or leave the queue; harmless where it has ended."""
 
+    def tenant(self) -> str:
+        """As which this program asks the office; empty where that is not known."""
+
     def is_ours(self, lease: str) -> bool:
         """Whether it is of the tenant as which this program asks the office; an operator sees those of others too."""
 
@@ -176,7 +179,8 @@ class Sessions(Generic[L]):
         person: str = "",
         tenant: str = "",
     ) -> None:
-        """``person`` and ``tenant``: whose new sessions are, where the studio has them."""
+        """``person`` and ``tenant``: whose new sessions are, where the studio has them; else they are of the tenant as
+        which this program asks the office."""
         self._person, self._tenant = person, tenant
         self._store, self._office, self._me = store, office, me
         self._is_alive, self._wall_ns, self._new_id = is_alive, wall_ns, new_id
@@ -231,6 +235,8 @@ class Sessions(Generic[L]):
     def start(self, name: str, terms: Terms) -> Session:
         """A new session. It rests until a lease is asked for."""
         ident, record = self._new_id(), self._owned(Started(name=name, terms=terms))
+        if not record.tenant:
+            record = structs.replace(record, tenant=self._office.tenant())
 
         def begun() -> Record:
             self._check_start(record)

@@ -153,6 +153,8 @@ class StatusView(Message, kw_only=True):
     """Why no new lease is granted for want of disk space; empty if there is enough."""
     estimates: EstimatesView | None = None
     """None before a request that was given an estimate has been granted, and for those who are no operators."""
+    tenant: str = ""
+    """As which the caller asks. An older office does not say."""
 
 
 class LimitView(Message, kw_only=True):
@@ -252,6 +254,7 @@ class BillLine(Message, kw_only=True):
     tenant: str | None
     leases: int
     held_seconds: float
+    """Of a session: for how long it had its GPUs."""
     busy_seconds: float
     """Of leases with GPUs or cores; what has only disk or memory does no work."""
     gpu_seconds: float

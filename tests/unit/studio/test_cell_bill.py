@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sublet.studio.cell_bill import CellLine, cell_bill, lease_ids
 from sublet.studio.records import (
@@ -102,6 +103,16 @@ def test_what_no_record_names_and_what_was_not_counted_is_said() -> None:
     first, outside, others = cell_bill(session_of(records), records, [one, line("l-9", 99.0)], total)
     assert (first.launches, outside.launches, outside.end) == (None, None, ""), "it has not ended"
     assert (others.lease, others.cell, others.held_ns, others.micros) == ("", None, 4 * 10**9, 1000)
+
+
+def test_what_a_volume_costs_is_no_cells() -> None:
+    """The session's line holds nothing for it; its cost was given to the last cell's lease."""
+    records = entries(asked(), granted("l-1"), ran(1, "l-1", 5.0))
+    one = line("l-1", 10.0)
+    total = structs.replace(line(IDENT, 10.0, cost=one.cost + 0.001), leases=2)
+    first, outside, others = cell_bill(session_of(records), records, [one], total)
+    assert (others.lease, others.held_ns, others.micros) == ("", 0, 1000)
+    assert first.micros + outside.micros == round(one.cost * 10**6)
 
 
 def test_each_lease_that_a_record_names_is_there_once() -> None:

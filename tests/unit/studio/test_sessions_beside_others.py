@@ -103,6 +103,9 @@ class Office:
     def release(self, lease: str) -> None:
         self.released.append(lease)
 
+    def tenant(self) -> str:
+        return "local"
+
     def is_ours(self, lease: str) -> bool:
         return True
 
@@ -377,6 +380,14 @@ def test_a_session_with_a_suspended_program_is_not_ended_unasked(world: World) -
     with pytest.raises(WouldBeLost):
         world.sessions.end(IDENT)
     assert world.state() is SessionState.RESTING
+
+
+def test_a_session_without_a_studio_has_its_tenant_before_its_first_lease(world: World) -> None:
+    """It was known with the first lease alone, and its page of before then named none."""
+    assert world.sessions.find(IDENT).tenant == "local"
+    studio = Sessions(Store(), world.office, me=ME, is_alive=lambda who: True, wall_ns=lambda: 5, new_id=lambda: IDENT,
+                      person="ana", tenant="physics")  # fmt: skip
+    assert studio.start("thesis", Terms(vram=GIB)).tenant == "physics", "the studio says whose it is"
 
 
 def _refused(world: World, error: SubletError) -> SubletError:

@@ -106,6 +106,7 @@ async def status(service: ApiService, call: ApiCall) -> ApiReply:
             supervisor_silent=service.supervisor_silent_s(),
             disk_short=service.why_no_room(),
             estimates=service.counting.estimates(),
+            tenant=tenant,
         )
     )
 

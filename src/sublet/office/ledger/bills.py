@@ -335,6 +335,8 @@ def fold(
                 continue
             part.period = period
             shares = _by_device(usage, part, rates, low_ns, high_ns) if by == "device" else {_key(usage, by): part}
+            if by == "session" and usage.labels.get(SESSION_LABEL) and not _has_device(usage):
+                part.held_ns = 0  # of a session: its volume is beside its GPU, and its suspended program has none
             if by == "lease" and (period, usage.lease) not in lines:  # a volume has one usage for each of its groups
                 lines[period, usage.lease] = part
                 continue
@@ -479,11 +481,14 @@ _COUNTED: Final[Mapping[str, Callable[[Metered], int]]] = {
 }
 
 
+def _has_device(usage: Usage) -> bool:
+    return any(charge.kind is Kind.GPU for holding in usage.holdings for charge in holding.charges)
+
+
 def _count(row: Line, usage: Usage, low_ns: int, high_ns: int, held_ns: int) -> None:
     """What was counted, and a window's share of it, as with busy time: exact of a lease as a whole."""
-    has_device = any(charge.kind is Kind.GPU for holding in usage.holdings for charge in holding.charges)
     counts = usage.counts
-    row.uncounted = int(has_device and (counts is None or not counts.is_whole))
+    row.uncounted = int(_has_device(usage) and (counts is None or not counts.is_whole))
     amounts = {"bytes_saved": usage.saved_bytes, "saves": usage.saves}
     if counts is not None:
         amounts |= {name: of(counts) for name, of in _COUNTED.items()}

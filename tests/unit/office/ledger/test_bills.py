@@ -151,6 +151,23 @@ def test_lines_by_session_are_of_sessions_alone() -> None:
     assert [(line.key, line.held_ns) for line in fold(usages, by="session").lines] == [("", 40), ("s-1", 30)]
 
 
+def test_a_session_held_what_it_had_a_gpu_for_and_its_volume_beside_that() -> None:
+    """The time of its volume's lease was added, so that it had held more than it ever had its GPU."""
+    block = Charge(resource=ResourceId("n/block"), kind=Kind.BLOCK, units=GIB)
+    usages = [
+        replace(usage("a", holding(0, 10 * HOUR, gpu())), labels={SESSION_LABEL: "s-1"}),
+        replace(usage("b", holding(0, 90 * HOUR, block)), labels={SESSION_LABEL: "s-1"}),
+        usage("c", holding(0, 7 * HOUR, block)),
+    ]
+    rates = parse_rates("gpu = 1\nblock = 0.5\n")
+    bills = {by: fold(usages, by=by, rates=rates) for by in ("session", "tenant", "lease")}
+    none, own = bills["session"].lines
+    assert (own.key, own.held_ns, own.gpu_milli_ns, own.leases) == ("s-1", 10 * HOUR, 10_000 * HOUR, 2)
+    assert own.block_byte_ns == 90 * HOUR * GIB
+    assert none.held_ns == 7 * HOUR, "of what is of no session it is said as in any bill"
+    assert len({sum(line.grains for line in bill.lines) for bill in bills.values()}) == 1, "all of it is paid"
+
+
 def test_lines_by_group_are_of_the_group_at_the_request() -> None:
     usages = [
         replace(usage("a", holding(0, 10, gpu()), tenant="ada"), group="lab", waited_ns=3, end="preempted"),
