@@ -27,8 +27,8 @@ from tests.simulation.people_world import ADVERSARIES, RULES, PeopleWorld, is_do
 from tests.simulation.watch import Violation
 
 SEEDS: Final = int(os.environ.get("SUBLET_PEOPLE_SEEDS", "5"))
-ALSO: Final = 16
-"""A seed in which a sync fails, as it does in none of the first five."""
+ALSO: Final = (27, 30)
+"""Seeds in which a sync fails, a device breaks, and a page is shown while the hub is away: as in none of the first."""
 CALM: Final = range(5) if os.environ.get("SUBLET_CRASH_ALL") else range(4, 5)
 MET: Final = (
     *("foreign id", "pretended", "studio killed", "tenant disabled", "record on a full disk", "died while it asked"),
@@ -69,7 +69,7 @@ BESIDE: Final[dict[str, tuple[type[Notebook], ...]]] = {
     **dict.fromkeys(("words", "pickle"), (Forger,)),
 }
 """Who is there beside honest people, for those that honest people never meet."""
-CAUGHT_AT: Final = {"request": 14, "memory": 2, "hub": 4, "fence": 1, "resumed": 5, "moved": 6}
+CAUGHT_AT: Final = {"request": 22, "memory": 2, "hub": 4, "fence": 1, "resumed": 1, "moved": 6}
 """The seed that catches it, among honest people alone, where that is not the first."""
 
 
@@ -80,7 +80,7 @@ def test_every_rule_holds_whatever_people_do_and_whatever_breaks() -> None:
     met: Counter[SessionEvent] = Counter()
     faults: set[str] = set()
     broken = []
-    for seed in (*range(SEEDS), ALSO):
+    for seed in (*range(SEEDS), *ALSO):
         world, violation = run_seed(seed)
         if violation is not None:
             broken.append(f"seed {seed}: {violation} (python -m tests.simulation.people_world --from {seed} --seeds 1)")

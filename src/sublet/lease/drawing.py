@@ -57,8 +57,8 @@ class StateTable:
         return frozenset(seen)
 
     def last(self) -> frozenset[enum.StrEnum]:
-        """The states without a way out."""
-        return self.reachable() - {source for source, _, _ in self.arrows}
+        """The states without a way to another one."""
+        return self.reachable() - {source for source, _, then in self.arrows if then != source}
 
 
 MACHINES: Final = (

@@ -59,7 +59,14 @@ class FabricOffice:
         if line is None:
             return None
         ended_ns = None if line.ended_at is None else wall_ns_of(line.ended_at)
-        return Seen(id=lease, session="", tenant=line.tenant or "", reason=line.end or "", ended_ns=ended_ns)
+        return Seen(
+            id=lease,
+            session="",
+            tenant=line.tenant or "",
+            is_over=True,
+            reason=line.end or "",
+            ended_ns=ended_ns,
+        )
 
     def acquire(self, asking: Asking) -> Lease:
         terms = asking.terms
@@ -135,6 +142,7 @@ def seen_as(view: LeaseView) -> Seen:
         is_held=view.status in _HELD,
         is_busy=view.status in _HELD and not view.idle,
         is_queued=view.status == LeaseStatus.QUEUED,
+        is_over=view.status == LeaseStatus.ENDED,
         is_parked=view.parks is not None,
         bound_to=view.bound_to,
         devices=tuple(part.resource for part in view.parts),

@@ -66,6 +66,8 @@ class LeaseRecord(_Value, frozen=True, kw_only=True):
     detail: str = ""
     saved_at: str | None = None
     """When the last checkpoint was published under it."""
+    is_ending: bool = False
+    """The office was still tearing it down when its end was recorded: what was saved under it may not be known yet."""
 
 
 class CellRecord(_Value, frozen=True, kw_only=True):
@@ -104,6 +106,8 @@ class LeaseOutcome(_Value, frozen=True, kw_only=True):
     """When, by the office; wall time."""
     saved_at: str | None = None
     checkpoint: CheckpointLocator | None = None
+    is_ending: bool = False
+    """Nothing is said yet of what was saved."""
 
 
 # ---- records ----
@@ -177,7 +181,7 @@ class Abandoned(_Value, frozen=True, kw_only=True, tag="abandoned"):
 
 
 class Moved(_Value, frozen=True, kw_only=True, tag="moved"):
-    """The session goes on under this lease."""
+    """The session goes on under this lease: another one, a newer epoch, or the one that it has, which is used."""
 
     lease: LeaseRecord
     tenant: str
@@ -198,6 +202,8 @@ class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
     """When it ended, by the office; wall time. None: that is not known, or the record is of an earlier version."""
     checkpoint: CheckpointLocator | None = None
     """The last one that was published under it in a volume."""
+    is_ending: bool = False
+    """The office is still tearing it down, so another record of this kind follows, with what was saved."""
 
 
 class Ran(_Value, frozen=True, kw_only=True, tag="ran"):
@@ -257,8 +263,8 @@ class Session(_Value, frozen=True, kw_only=True):
     tenant: str = ""
     """Whose its leases are; empty where that was not known at the start, until the first of them."""
     active_ns: int = 0
-    """Its last activity that is on record; wall time. A program of it took or asked for a lease, its person accepted an
-    offer, or a cell ended."""
+    """Its last activity that is on record; wall time. A program of it took or asked for a lease, or answered requests;
+    its person accepted an offer; or a cell ended."""
     attempt: int = 1
     """Of asking. It rises when the office's answer is known, so an unanswered request is asked again as itself."""
     asks: int = 0
@@ -370,7 +376,7 @@ def fold(session: Session | None, entry: Entry) -> Session:
         case Ended():
             lease = session.lease
             if lease is not None and lease.ended_ns is None:
-                lease = structs.replace(lease, ended_ns=at_ns, reason="session ended")
+                lease = structs.replace(lease, ended_ns=at_ns, reason="session ended", is_ending=True)
             return structs.replace(base, lease=lease, end=record.reason, end_detail=record.detail)
 
 
@@ -399,6 +405,7 @@ def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
         ended_ns=record.ended_ns,
         saved_at=record.saved_at,
         checkpoint=record.checkpoint,
+        is_ending=record.is_ending,
     )
     return structs.replace(_saved(session, outcome), lease=_ended(lease, outcome, at_ns))
 
@@ -418,6 +425,7 @@ def _ended(lease: LeaseRecord, outcome: LeaseOutcome, at_ns: int) -> LeaseRecord
         reason=outcome.reason,
         detail=outcome.detail,
         saved_at=outcome.saved_at,
+        is_ending=outcome.is_ending,
     )
 
 

@@ -79,6 +79,8 @@ CREDIT_STEP: Final = WINDOW // 4
 """Bytes that the reader of an answer has taken before the program is given credit for them again."""
 RETRY_S: Final = 1.0
 """Before a lease is asked for again where the office did not answer."""
+NOTE_S: Final = 60.0
+"""So often requests are put on the session's record as its last activity, which is read to the minute."""
 RETRY_AFTER_S: Final = 10
 RETRY_AFTER_MAX_S: Final = 600
 PROGRAM: Final = "sublet.guest.served:main"
@@ -156,6 +158,8 @@ class ServedProgram:
         self._lease: Lease | None = None
         self._run: _Run | None = None
         self._busy: contextlib.ExitStack | None = None
+        self._noted_s = -math.inf
+        """When the last activity was put on record."""
         self._is_withdrawn = threading.Event()
         self._acquiring: threading.Thread | None = None
         self._is_closing = False
@@ -275,6 +279,9 @@ class ServedProgram:
 
     def _note_busy(self) -> None:
         """A request is activity: while the program works at one its lease is renewed."""
+        if self._served.inside and self._now() - self._noted_s >= NOTE_S:
+            self._noted_s = self._now()
+            _ = start_thread("served_note", self._note_used)
         is_busy = bool(self._served.inside) or self._served.state is ProgramState.LOADING
         if is_busy and self._busy is None and self._lease is not None:
             self._busy = contextlib.ExitStack()
@@ -284,6 +291,10 @@ class ServedProgram:
             busy, self._busy = self._busy, None
             with contextlib.suppress(SubletError):
                 busy.close()
+
+    def _note_used(self) -> None:
+        with contextlib.suppress(SubletError):  # no request fails for that, and the next one notes it again
+            self._sessions.used(self.session.id)
 
     def _give(self, number: int) -> None:
         if (answer := self._answers.get(number)) is not None:

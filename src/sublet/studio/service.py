@@ -175,9 +175,11 @@ class PersonSessions:
 
     def compare(self, seen: SessionsSnapshot) -> None:
         """Record what became of the leases of all sessions. The office itself is asked only where it was seen to have
-        something else than the records."""
-        listed = [one for one in self._sessions.all() if not one.is_over]
-        if not self._sessions.agree(listed, [seen_as(one) for many in self._of(listed, seen) for one in many]):
+        something else than the records, or they lack what it said later."""
+        known = self._sessions.all()
+        listed = [one for one in known if not one.is_over]
+        lacks = any(one.lease is not None and one.lease.is_ending for one in known)
+        if lacks or not self._sessions.agree(listed, [seen_as(one) for many in self._of(listed, seen) for one in many]):
             self._sessions.reconcile()
 
     def check_allowed(self) -> None:

@@ -72,6 +72,7 @@ TOO_BIG: Final = "too_big"
 """The office's reason where what is asked for is more than there is, as its refusal names it."""
 _IDENT: Final = re.compile(r"s-[0-9a-f]{12}")
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
+_AT_REST: Final = (SessionState.RESTING, SessionState.ENDED)
 L = TypeVar("L")
 OnOffer: TypeAlias = "Callable[[Offered], bool] | None"
 
@@ -101,8 +102,10 @@ class Seen:
     """It has no GPU: it is the memory of a suspended program, which goes on under another lease of the session."""
     bound_to: int | None = None
     devices: tuple[str, ...] = ()
+    is_over: bool = False
+    """Nothing is left of it, so all is known of it."""
     reason: str = ""
-    """Why it ended, if it has."""
+    """Why it ended, if it has; also while it is torn down."""
     detail: str = ""
     ended_ns: int | None = None
     """When, by the office; wall time."""
@@ -390,6 +393,19 @@ class Sessions(Generic[L]):
         ident = self.find(text).id
         self._append(ident, lambda: None if self._found[ident].is_over else Ran(cell=cell))
 
+    def used(self, text: str) -> None:
+        """Work goes on under the lease that this process holds for the session: its last activity, on record as the
+        lease that it has, taken again."""
+        ident = self.find(text).id
+
+        def again() -> Record | None:
+            found = self._found[ident]
+            if found.state is not SessionState.ACTIVE or found.lease is None or found.lease.holder != self._me:
+                return None
+            return Moved(lease=found.lease, tenant=found.tenant)
+
+        self._append(ident, again)
+
     def set_down(self, text: str, held: L) -> None:
         """Leave the lease to the program that takes it over: from here on no process holds it."""
         ident = self.find(text).id
@@ -457,13 +473,18 @@ class Sessions(Generic[L]):
         found = next((one for one in self.all() if one.id == seen.session), None)
         if found is None:
             return False
-        lease = found.lease
-        if lease is not None and lease.id == seen.id:
-            # what was saved is known once nothing is left of the lease, and its end was perhaps recorded before that
-            tells_more = seen.saved_at is not None and lease.saved_at is None
-            if found.state is SessionState.ACTIVE or (found.state is SessionState.RESTING and tells_more):
-                self._append_if(found, _lost(seen))
+        is_its = found.lease is not None and found.lease.id == seen.id
+        if is_its and (found.state is SessionState.ACTIVE or self._tells_more(found, seen)):
+            self._append_if(found, _lost(seen))
         return True
+
+    def _tells_more(self, session: Session, seen: Seen) -> bool:
+        """Whether what the office says of the session's last lease is not on record, though its end is. What was saved
+        is known once nothing is left of the lease, and the end is recorded before that."""
+        lease = session.lease
+        if lease is None or session.state not in _AT_REST:
+            return False
+        return (seen.is_over and lease.is_ending) or (seen.saved_at is not None and lease.saved_at is None)
 
     def _check_ours(self, session: Session, seen: Seen) -> None:
         """Refuse what the office would: a program that shows a person's token may ask the office as another tenant."""
@@ -499,6 +520,8 @@ class Sessions(Generic[L]):
 
     def _compare(self, session: Session, live: list[Seen]) -> None:
         held = next((one for one in live if one.is_held and not one.is_parked), None)
+        if session.state in _AT_REST and session.lease is not None and session.lease.is_ending and held is None:
+            self._compare_ending(session, session.lease)
         if session.is_over:
             for one in live:
                 self._office.release(one.id)
@@ -526,6 +549,21 @@ class Sessions(Generic[L]):
         if seen is None:
             self._append_if(session, Lost(lease=lease.id, reason="unknown", detail="the office has forgotten it"))
         else:
+            self._append_if(session, _lost(seen))
+
+    def _compare_ending(self, session: Session, lease: LeaseRecord) -> None:
+        seen = self._office.find(lease.id)
+        if seen is None:  # the office has forgotten it, so what is on record is all that is known
+            seen = Seen(
+                id=lease.id,
+                session=session.id,
+                is_over=True,
+                reason=lease.reason,
+                detail=lease.detail,
+                ended_ns=lease.ended_ns,
+                saved_at=lease.saved_at,
+            )
+        if self._tells_more(session, seen):
             self._append_if(session, _lost(seen))
 
     def _outcome(self, session: Session, then: str) -> LeaseOutcome | None:
@@ -767,6 +805,7 @@ def _lost(seen: Seen) -> Lost:
         saved_at=seen.saved_at,
         ended_ns=seen.ended_ns,
         checkpoint=seen.checkpoint,
+        is_ending=not seen.is_over,
     )
 
 

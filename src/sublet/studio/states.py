@@ -24,7 +24,8 @@ class SessionState(enum.StrEnum):
     RESTING = "resting"
     """It has no lease, and what it saved is kept."""
     ENDED = "ended"
-    """It is over and gets no further lease; a ``SessionEnd`` says why."""
+    """It is over and gets no further lease; a ``SessionEnd`` says why. What its last lease saved may still be recorded.
+    """
 
 
 class SessionEvent(enum.StrEnum):
@@ -49,8 +50,8 @@ class SessionEvent(enum.StrEnum):
     RUN = "run"
     """A cell has run under a lease of it, and what it consumed is known."""
     LOSE = "lose"
-    """Its lease has ended, for the reason that is recorded; again where the office says later what was saved under it.
-    """
+    """Its lease has ended, for the reason that is recorded; again when nothing is left of it, as what it saved is known
+    then."""
     END = "end"
     """Its person ended the session."""
 
@@ -81,6 +82,7 @@ SESSION_TABLE: Final[Mapping[tuple[SessionState, SessionEvent], SessionState]] =
     (_S.ACTIVE, _E.RUN): _S.ACTIVE,
     (_S.ACTIVE, _E.LOSE): _S.RESTING,
     (_S.ACTIVE, _E.END): _S.ENDED,
+    (_S.ENDED, _E.LOSE): _S.ENDED,
 }
 
 

@@ -196,6 +196,8 @@ class Stage:
         self.volumes: list[tuple[int | None, FakeLease]] = []
         self.sessions: dict[str, Any] = {}
         self.rests = 0
+        self.notes = 0
+        """How often it was put on record that the session is used."""
         self.waits = False
         self.printed = b""
         """By the program, before anything listens to it."""
@@ -228,6 +230,9 @@ class Stage:
         if isinstance(said, SubletError):
             raise said
         return said
+
+    def used(self, ident: str) -> None:
+        self.notes += 1
 
     def rest(self, ident: str, *, even_if_busy: bool) -> None:
         assert even_if_busy
@@ -393,6 +398,41 @@ def test_an_answer_comes_as_the_program_gives_it_and_the_lease_is_busy_meanwhile
         assert (caller.status, caller.body, caller.is_whole) == (200, b"answer", True)
         assert not lease.is_busy()
         assert stage.volumes[0][0] == 1 << 20
+
+    served(run, tmp_path, monkeypatch)
+
+
+def test_requests_are_the_sessions_last_activity_to_the_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record knew of none of them, whatever was served: only of the lease that the first one took."""
+
+    async def run(app: ServedProgram, stage: Stage) -> None:
+        now_s = 1000.0
+        monkeypatch.setattr(app, "_now", lambda: now_s)
+
+        async def served_one(number: int, *, slow_s: float = 0.0) -> None:
+            nonlocal now_s
+            stage.says(KIND.HEAD, number, HEAD)
+            now_s += slow_s
+            app._do(app._served.tick(now_s))
+            stage.says(KIND.END, number)
+
+        caller = await answering(app, stage)
+        await served_one(1)
+        await caller.task
+        await until(lambda: stage.notes == 1)
+        for number, later_s in ((2, 59.0), (3, 1.0), (4, 30.0)):
+            now_s += later_s
+            caller = Caller(app)
+            await until(lambda: len(stage.given(KIND.REQUEST)) == number)  # noqa: B023
+            await served_one(number)
+            await caller.task
+        await until(lambda: stage.notes == 2)
+        now_s += 20.0
+        caller = Caller(app)
+        await until(lambda: len(stage.given(KIND.REQUEST)) == 5)
+        await served_one(5, slow_s=20.0)  # a long answer, in the middle of which a minute is over
+        await caller.task
+        await until(lambda: stage.notes == 3)
 
     served(run, tmp_path, monkeypatch)
 

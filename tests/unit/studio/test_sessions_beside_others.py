@@ -142,6 +142,9 @@ class World:
         """Its leases, with why and when each of them ended."""
         return [(one.id, one.reason, one.ended_ns) for one in self.sessions.find(IDENT).leases]
 
+    def granted_to_another(self, lease: str) -> Moved:
+        return Moved(lease=LeaseRecord(id=lease, epoch=(1, 2), at_ns=1, devices=(), holder=OTHER), tenant="local")
+
     def granted(self, lease: str, holder: ProcessIdentity) -> Granted:
         return Granted(lease=LeaseRecord(id=lease, epoch=(1, 1), at_ns=1, devices=(), holder=holder), tenant="local")
 
@@ -313,6 +316,41 @@ def test_what_was_saved_is_recorded_when_it_is_known_though_the_end_was_before(w
     assert [type(one.record) for one in world.store.entries].count(Lost) == 2
 
 
+@pytest.mark.parametrize("way", ["rest", "end"])
+def test_what_was_saved_under_a_lease_that_was_given_back_is_found_where_no_studio_follows(
+    world: World, way: str
+) -> None:
+    """The office says it once nothing is left of the lease. A session that was ended never had it on its record, nor
+    one that rested without a studio."""
+    world.sessions.acquire(IDENT)
+    world.office.release = lambda lease: world.office.ended(lease, "released", 3)  # type: ignore[assignment]
+    getattr(world.sessions, way)(IDENT)
+    world.sessions.reconcile()
+    assert world.sessions.find(IDENT).checkpoint is None, "it is being torn down"
+    before = len(world.store.entries)
+    where = CheckpointLocator(volume=IDENT, number=4)
+    world.office.leases["l-1"] = replace(world.office.leases["l-1"], is_over=True, saved_at="10:00", checkpoint=where)
+    for _ in range(2):
+        world.sessions.reconcile()
+        assert world.sessions.lost(world.office.leases["l-1"])
+    session = world.sessions.find(IDENT)
+    assert (session.saved_at, session.checkpoint, session.is_over) == ("10:00", where, way == "end")
+    assert world.history() == [("l-1", "released", 3)]
+    assert len(world.store.entries) == before + 1, "it is asked for until it is known, and recorded once"
+
+
+def test_a_lease_that_the_office_forgot_is_not_asked_for_again(world: World) -> None:
+    world.sessions.acquire(IDENT)
+    world.office.ended("l-1", "idle", 3)
+    world.sessions.reconcile()
+    asked: list[str] = []
+    world.office.find = asked.append  # type: ignore[assignment]
+    for _ in range(3):
+        world.sessions.reconcile()
+    assert asked == ["l-1"]
+    assert world.history() == [("l-1", "idle", 3)]
+
+
 def test_a_session_that_goes_on_under_another_lease_knows_how_the_one_before_ended(world: World) -> None:
     """Also where nobody noticed that before: its program has moved, or the office has another of the session."""
     world.sessions.acquire(IDENT)
@@ -388,6 +426,25 @@ def test_a_session_without_a_studio_has_its_tenant_before_its_first_lease(world:
     studio = Sessions(Store(), world.office, me=ME, is_alive=lambda who: True, wall_ns=lambda: 5, new_id=lambda: IDENT,
                       person="ana", tenant="physics")  # fmt: skip
     assert studio.start("thesis", Terms(vram=GIB)).tenant == "physics", "the studio says whose it is"
+
+
+def test_work_under_its_lease_is_the_last_activity_of_a_session(world: World) -> None:
+    """Of the process that holds it; the lease and its history stay as they are, and other records are not needed."""
+    held = world.sessions.acquire(IDENT)
+    clock = [70]
+    world.sessions._wall_ns = lambda: clock[0]
+    before = world.sessions.find(IDENT)
+    world.sessions.used(IDENT)
+    after = world.sessions.find(IDENT)
+    assert (before.active_ns, after.active_ns) == (5, 70)
+    assert (after.lease, after.earlier, after.state) == (before.lease, before.earlier, before.state)
+    clock[0] = 80
+    world.store.of_another(world.granted_to_another(held))
+    world.sessions.used(IDENT)
+    world.office.ended(held, "idle", 75)
+    world.sessions.reconcile()
+    world.sessions.used(IDENT)
+    assert world.sessions.find(IDENT).active_ns < 80, "what it does not hold, it does not use"
 
 
 def _refused(world: World, error: SubletError) -> SubletError:
