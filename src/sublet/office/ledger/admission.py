@@ -16,7 +16,7 @@ from sublet.office.ledger import budgets, burst_credit, replacement
 from sublet.office.ledger.answers import Refusal, RefusalCode
 from sublet.office.ledger.commands import Acquire
 from sublet.office.ledger.free_capacity import Room
-from sublet.office.ledger.groups import asked_millis, gpu_millis, only_within_ceiling, over_ceiling
+from sublet.office.ledger.groups import asked_millis, gpu_millis, held_millis, only_within_ceiling, over_ceiling
 from sublet.office.ledger.parked_placement import only_where_it_goes_on
 from sublet.office.ledger.placement import (
     ANY_MODEL,
@@ -217,6 +217,35 @@ def own_limit(
     taken = replacement.millis_beside(state, lease)
     taken += sum(gpu_millis(other.promise) for other in ours) + beside * asked_millis(state, lease.wants)
     return over_ceiling(state, lease, taken)
+
+
+def is_groups_limit(state: State, lease: LeaseRecord) -> bool:
+    """Whether, of what ``own_limit`` says of quotas and ceilings, it is its group's limit and not its tenant's own."""
+    return (
+        over_quota(lease.wants, state.quota_of(lease.tenant), held_beside(state, lease, state.held_by(lease.tenant)))
+        is None
+    )
+
+
+def would_fit_without_own(state: State, lease: LeaseRecord) -> bool:
+    """Whether the limits of its group would let it in if its tenant held nothing."""
+    group = state.group(state.group_of(lease.tenant))
+    of_group, own = copy(state.held_by_group.get(group.id) or Held()), state.held_by(lease.tenant)
+    for name, _ in _QUOTA_UNITS:
+        setattr(of_group, name, getattr(of_group, name) - getattr(own, name))
+    account = state.books.accounts.get(lease.tenant)
+    millis = held_millis(state, group.id) - (0 if account is None else account.level[0])
+    return over_quota(lease.wants, group.quota, of_group) is None and over_ceiling(state, lease, millis) is None
+
+
+def fewer_gpus(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> str | None:
+    """How many of the GPUs that it asks for are free now, on one node; None if it asks for one, or none is."""
+    want, mix = lease.wants[0], policy.share_across_tenants
+    for count in range(want.count - 1, 0, -1):
+        fewer = (msgspec.structs.replace(want, count=count), *lease.wants[1:])
+        if fit(fewer, lease.tenant, rooms, mix=mix) is not None:
+            return f"{describe(fewer[0])}, which {'is' if count == 1 else 'are'} free now"
+    return None
 
 
 def over_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0) -> str | None:

@@ -14,14 +14,21 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from sublet.lazy_dataclass import dataclass
-from sublet.lease.states import LeaseStatus, SliceState
-from sublet.office.ledger import admission, preemption, promised_parts
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.office.ledger import admission, budgets, preemption, promised_parts
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.estimate import estimate_ns, leaves_at
 from sublet.office.ledger.groups import Floors, is_within_floor
 from sublet.office.ledger.placement import RoomsByNode, fit
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.queue_order import TURNS_WAITED, InOrder, Shares, kinds_of, position
+from sublet.office.ledger.queue_order import (
+    TURNS_WAITED,
+    InOrder,
+    Shares,
+    kinds_of,
+    position,
+    yields_after_maximum,
+)
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
@@ -257,18 +264,16 @@ def _takable_at(
 def _advice(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, policy: Policy) -> Iterator[str]:
     """What its holder can do instead of waiting; each was tried on the state as it is."""
     if admission.own_limit(state, lease, now) is not None:
-        at_ns = admission.seconds_free_at(state, lease, now)
-        beyond_time = admission.over_seconds(state, lease, now) is not None
-        if beyond_time and at_ns is not None:
-            yield f"wait {_in(at_ns, now)}, when enough of what was used no longer counts"
-        elif not beyond_time:
-            yield "release a lease of your own, or ask the operator for a higher limit"
+        yield from _advice_on_limit(lease, state, now, policy)
         return
     want, mix = lease.wants[0], policy.share_across_tenants
     if len(lease.wants) == 1 and want.count == 1:
         fits = admission.what_would_fit(lease, rooms, policy)
         if fits is not None and fits < want.amount:
             yield f"ask for {admission.amount_text(want.kind, fits)}, which is free now"
+    fewer = admission.fewer_gpus(lease, rooms, policy)
+    if fewer is not None:
+        yield f"ask for {fewer}"
     if any(each.model is not None for each in lease.wants):
         any_model = tuple(msgspec.structs.replace(each, model=None) for each in lease.wants)
         if fit(any_model, lease.tenant, rooms, mix=mix) is not None:
@@ -288,6 +293,52 @@ def _advice(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, poli
             left = f"only {there} of the {here} requests" if there else "no request"
             cost = f"{money(price, state.rates.currency)} an hour for a GPU, beside its price"
             yield f"pay for priority ({cost}): {left} would go first"
+
+
+def _advice_on_limit(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> Iterator[str]:
+    if budgets.used_up(state, lease, now) is not None:
+        yield "ask the operator for credit"
+    elif admission.over_seconds(state, lease, now) is not None:
+        at_ns = admission.seconds_free_at(state, lease, now)
+        if at_ns is not None:
+            yield f"wait {_in(at_ns, now)}, when enough of what was used no longer counts"
+    elif not admission.is_groups_limit(state, lease):
+        yield "release a lease of your own, or ask the operator for a higher limit"
+    elif admission.would_fit_without_own(state, lease):
+        yield "release a lease of your own, or ask the operator for a higher limit of your group"
+    else:
+        found = members_leave_at(lease, state, now, policy)
+        when = "" if found is None else f"; the first of their leases ends within {_in(found, now)}"
+        yield f"wait until other members of your group hold less: they have what its limit allows{when}"
+        yield "ask the operator for a higher limit of your group"
+
+
+def members_leave_at(request: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
+    """When the first lease that other members of its group hold of these kinds ends at the latest: they are not renewed
+    once they were held for the maximum, since the request waits. None: none is held, or they are disk, which stays."""
+    group, kinds = state.group_of(request.tenant), kinds_of(request)
+    return min(
+        (
+            _leaves_for(lease, request, state, now, policy)
+            for lease in state.leases.values()
+            if lease.status in LIVE_STATES
+            and lease.tenant != request.tenant
+            and state.group_of(lease.tenant) == group
+            and kinds & {part.kind for part in lease.parts} - {Kind.BLOCK}
+        ),
+        default=None,
+    )
+
+
+def _leaves_for(lease: LeaseRecord, request: LeaseRecord, state: State, now: Now, policy: Policy) -> int:
+    """At the latest: its last renewal may come just before its holder has to yield to the request."""
+    if lease.notice is not None:
+        return leaves_at(lease, now, policy)
+    since_ns = now.ns if lease.claimed_at_ns is None else held_since_ns(lease)
+    yields_ns = max(now.ns, since_ns + policy.max_hold_ns)
+    if not yields_after_maximum(state, lease, request, yields_ns, policy):
+        yields_ns = max(yields_ns, request.asked_at_ns + TURNS_WAITED * policy.max_hold_ns)
+    return yields_ns + lease.ttl_ns + policy.grace_ns(lease.ttl_ns)
 
 
 def _tier_max(lease: LeaseRecord, state: State) -> Tier:

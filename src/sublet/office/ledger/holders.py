@@ -19,7 +19,7 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease_end import EndReason
-from sublet.office.ledger import admission, bound_leases, budgets, estimate, replacement, volumes
+from sublet.office.ledger import admission, bound_leases, budgets, estimate, explain, replacement, volumes
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Granted, GrantedMany, Offer, Place, Refusal, RefusalCode
@@ -556,24 +556,33 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
     free = admission.what_would_fit(lease, rooms, step.policy)
     want = lease.wants[0]
     if own_limit is not None:
-        at_ns = None
-        if admission.over_seconds(step.state, lease, step.now) is not None:
-            at_ns = admission.seconds_free_at(step.state, lease, step.now)
+        state, at_ns, do = step.state, None, QuotaExceeded.default_do
+        if admission.over_seconds(state, lease, step.now) is not None:
+            at_ns = admission.seconds_free_at(state, lease, step.now)
+            do = do if at_ns is None else f"Ask again in {_whole_seconds(at_ns - step.now.ns)}."
+        elif admission.is_groups_limit(state, lease) and not admission.would_fit_without_own(state, lease):
+            at_ns = explain.members_leave_at(lease, state, step.now, step.policy)
+            when = (
+                ""
+                if at_ns is None
+                else f"; the first of their leases ends within {_whole_seconds(at_ns - step.now.ns)}"
+            )
+            do = f"Wait in line for it: other members of your group have what its limit allows{when}."
         in_ns = None if at_ns is None else max(0, at_ns - step.now.ns)
-        do = QuotaExceeded.default_do if in_ns is None else f"Ask again in {_whole_seconds(in_ns)}."
-        said = admission.limit_sentence(step.state, lease, step.now) or own_limit
+        said = admission.limit_sentence(state, lease, step.now) or own_limit
         return Refusal(code=RefusalCode.QUOTA, reason=said, do=do, estimate_ns=in_ns)
     waits = why_not_yet(step.state, lease)
     if waits is not None:
         return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait in line for it.")
     other = admission.other_model_that_fits(lease, step.state, rooms, step.policy)
+    fewer = admission.fewer_gpus(lease, rooms, step.policy)
     none = "no matching GPU is free" if want.kind is Kind.GPU else "nothing is free"
     said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else none
     return Refusal(
         code=RefusalCode.CAPACITY,
         reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {said}"
         f"{admission.in_the_way(lease, step.state)}",
-        do="Wait in line for it, or ask for less." if other is None else f"Wait in line for it, or ask for {other}.",
+        do=f"Wait in line for it, or ask for {other or fewer or 'less'}.",
         would_fit=free,
         estimate_ns=estimate.estimate_if_queued(lease, step.state, step.now, step.policy),
     )
@@ -581,7 +590,7 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
 
 def _whole_seconds(ns: int) -> str:
     """Not less."""
-    return format_duration(-(-ns // NS_PER_S) * NS_PER_S)
+    return format_duration(-(-max(0, ns) // NS_PER_S) * NS_PER_S)
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming

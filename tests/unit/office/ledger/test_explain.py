@@ -15,7 +15,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.explain import Because, Explanation, Reason, ReasonKind
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import GroupRecord, LeaseRecord, Quota
-from sublet.values import GIB, GroupId, TenantId, Tier
+from sublet.values import GIB, GroupId, TenantId, Tier, format_size
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
 
 CAT = TenantId("cat")
@@ -175,6 +175,56 @@ def test_advice_is_what_would_be_granted_now() -> None:
     assert "ask for 8GiB, which is free now" in found.advice
     found = explained(bench, bench.queued(gpu(8, model="A100"), tenant=BEN))
     assert "leave the model out: another one is free now" in found.advice
+
+
+def test_fewer_gpus_are_advised_where_they_are_free_now() -> None:
+    bench = Bench(gpus=4)
+    bench.granted(gpu(count=2), tenant=ANN, ttl_s=3600)
+    request = bench.queued(gpu(count=4), tenant=BEN)
+    assert (
+        f"ask for 2 GPUs with {format_size(request.wants[0].amount)}, which are free now"
+        in explained(bench, request).advice
+    )
+    refused = bench.refused(gpu(count=4), tenant=BEN, wait_s=0)
+    assert refused.do.startswith("Wait in line for it, or ask for 2 GPUs with ")
+    bench.do(cmd.Release(tenant=BEN, lease=request.id))
+    bench.granted(gpu(count=2), tenant=BEN)
+    assert not explained(bench, bench.queued(gpu(count=4), tenant=BEN)).advice, "none is free"
+
+
+def test_a_ceiling_that_other_members_use_up_says_when_the_first_of_their_leases_ends_at_the_latest() -> None:
+    """Nothing of its own could be released. They are renewed for as long as they may be: until then, and no longer."""
+    bench = bench_with_a_lab(ANN, BEN, gpus=2)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, ceiling=1), is_new=False))
+    holder = bench.granted(tenant=ANN, ttl_s=300)
+    bench.wait(10)
+    refused = bench.refused(tenant=BEN, wait_s=0)
+    assert refused.do.startswith(
+        "Wait in line for it: other members of your group have what its limit allows; the first"
+    )
+    request = bench.queued(tenant=BEN)
+    first, second = explained(bench, request).advice
+    assert first == (
+        "wait until other members of your group hold less: they have what its limit allows; "
+        "the first of their leases ends within 34m 55s"
+    )
+    assert second == "ask the operator for a higher limit of your group"
+    assert refused.estimate_ns == seconds(34 * MINUTE + 55)
+    latest_ns = bench.now_ns + refused.estimate_ns
+    while bench.lease(holder.id).status is LeaseStatus.ACTIVE and bench.now_ns < latest_ns:
+        bench.renew(bench.lease(holder.id))
+        bench.wait(1)
+    assert bench.now_ns > latest_ns - seconds(10), "it was renewed as late as it could be"
+    bench.wait(latest_ns / 1e9 - bench.now_ns / 1e9)
+    assert bench.lease(request.id).status is LeaseStatus.GRANTED
+
+
+def test_a_ceiling_that_its_own_lease_uses_up_is_said_so() -> None:
+    bench = bench_with_a_lab(ANN, BEN, gpus=2)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, ceiling=1), is_new=False))
+    bench.granted(tenant=BEN)
+    found = explained(bench, bench.queued(tenant=BEN))
+    assert found.advice == ("release a lease of your own, or ask the operator for a higher limit of your group",)
 
 
 def test_a_higher_tier_is_advised_where_it_would_help() -> None:
