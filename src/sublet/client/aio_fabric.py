@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from msgspec import structs
 
 from sublet.background import shortage_explained, start_task, start_thread
-from sublet.client import volumes
+from sublet.client import sharing, volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_keeper import AioKeeper
@@ -49,6 +49,7 @@ from sublet.client.requests import (
     holder_pid,
     policy_of,
 )
+from sublet.client.sharing import Amount, Ceiling
 from sublet.client.steps import Program
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
@@ -56,7 +57,16 @@ from sublet.clock import Clock
 from sublet.errors import Disconnected, LeaseEnded, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, RequestId, valid_text
-from sublet.wire.http import BillLine, LeaseView, StatusView
+from sublet.wire.http import (
+    BillLine,
+    BudgetView,
+    ExplainAnswer,
+    GroupView,
+    LeaseView,
+    QuotaView,
+    ReservationView,
+    StatusView,
+)
 from sublet.wire.version import WIRE_VERSION
 
 if TYPE_CHECKING:
@@ -329,6 +339,98 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
     ) -> str:
         """The same as CSV."""
         return await self._run(self._core.text(bill_path(by, since, until, per, csv=True)))
+
+    async def explain(self, lease: LeaseFacts | LeaseId | str) -> ExplainAnswer:
+        """Why a request waits and what is ahead of it, or what may end a lease; and what its holder can do."""
+        return await self._run(sharing.explain(self._core, lease.id if isinstance(lease, LeaseFacts) else lease))
+
+    # ---- sharing: for operators; `budgets` also for tenants
+
+    async def groups(self) -> list[GroupView]:
+        """The groups of tenants, with what they may have and hold."""
+        return await self._run(sharing.groups(self._core))
+
+    async def add_group(
+        self,
+        name: str,
+        *,
+        weight: int | None = None,
+        floor: int | None = None,
+        ceiling: Ceiling = None,
+        quota: QuotaView | None = None,
+    ) -> GroupView:
+        """Make a group. ``weight`` counts against other groups that wait, ``floor`` is the number of GPUs that it can
+        always have, ``ceiling`` the most at once; ``quota`` holds for all its tenants together."""
+        return await self._run(sharing.add_group(self._core, name, weight, floor, ceiling, quota))
+
+    async def set_group(
+        self,
+        name: str,
+        *,
+        weight: int | None = None,
+        floor: int | None = None,
+        ceiling: Ceiling = None,
+        quota: QuotaView | None = None,
+    ) -> GroupView:
+        """Change what is given; ``ceiling="none"`` takes the ceiling away. A ``quota`` replaces the whole of it."""
+        return await self._run(sharing.set_group(self._core, name, weight, floor, ceiling, quota))
+
+    async def remove_group(self, name: str) -> GroupView:
+        """Remove a group that has no tenants, with its budgets. The answer is how it was."""
+        return await self._run(sharing.remove_group(self._core, name))
+
+    async def reservations(self) -> list[ReservationView]:
+        """The reservations, with their next times and the devices that are kept now."""
+        return await self._run(sharing.reservations(self._core))
+
+    async def add_reservation(
+        self, name: str, when: str, *, group: str, gpus: int, zone: str, model: str | None = None
+    ) -> ReservationView:
+        """Reserve GPUs for a group: ``when="every Tue 10:00-12:00"``, in a time zone such as ``"Europe/Berlin"``."""
+        return await self._run(sharing.add_reservation(self._core, name, when, group, gpus, zone, model))
+
+    async def remove_reservation(self, name: str) -> ReservationView:
+        """Remove a reservation. Leases that had notice because of it stay."""
+        return await self._run(sharing.remove_reservation(self._core, name))
+
+    async def budgets(self) -> list[BudgetView]:
+        """What may be spent, and what is: a tenant has its own, an operator all."""
+        return await self._run(sharing.budgets(self._core))
+
+    async def set_budget(
+        self,
+        amount: Amount,
+        *,
+        tenant: str | None = None,
+        group: str | None = None,
+        per: str = "month",
+        currency: str | None = None,
+    ) -> BudgetView:
+        """Set what one tenant or one group may spend per ``"day"``, ``"month"`` or in ``"total"``. The ``amount`` is
+        exact: ``"12.50"``, a ``Decimal`` or a whole number. With ``currency`` it is refused if prices are in another.
+        """
+        return await self._run(sharing.set_budget(self._core, amount, tenant, group, per, currency))
+
+    async def credit_budget(
+        self,
+        amount: Amount,
+        *,
+        tenant: str | None = None,
+        group: str | None = None,
+        per: str = "month",
+        currency: str | None = None,
+        request_id: str | None = None,
+    ) -> BudgetView:
+        """Add to the present window of a budget. Asked again with the same ``request_id``, it counts once."""
+        return await self._run(sharing.credit_budget(self._core, amount, tenant, group, per, currency, request_id))
+
+    async def remove_budget(
+        self, *, tenant: str | None = None, group: str | None = None, per: str = "month"
+    ) -> BudgetView:
+        """Remove a budget. Leases that had notice because of it stay."""
+        return await self._run(sharing.remove_budget(self._core, tenant, group, per))
+
+    # ---- everything else
 
     async def request(
         self,

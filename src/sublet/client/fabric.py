@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from msgspec import structs
 
 from sublet.background import shortage_explained
-from sublet.client import volumes
+from sublet.client import sharing, volumes
 from sublet.client.address import Address, find_address
 from sublet.client.clocks import client_clock
 from sublet.client.driver import run_program
@@ -46,6 +46,7 @@ from sublet.client.requests import (
     holder_pid,
     policy_of,
 )
+from sublet.client.sharing import Amount, Ceiling
 from sublet.client.steps import HttpCall, HttpReply, Program
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
@@ -54,7 +55,18 @@ from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, Su
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, LeaseId, RenewMode, RequestId, parse_duration_ns, valid_name, valid_text
 from sublet.wire.decoders import decode_as
-from sublet.wire.http import BillLine, GrantAnswer, LeaseView, StatusView, TokenView
+from sublet.wire.http import (
+    BillLine,
+    BudgetView,
+    ExplainAnswer,
+    GrantAnswer,
+    GroupView,
+    LeaseView,
+    QuotaView,
+    ReservationView,
+    StatusView,
+    TokenView,
+)
 from sublet.wire.version import WIRE_VERSION
 
 if TYPE_CHECKING:
@@ -300,6 +312,96 @@ class Fabric(LeaseRequests[Lease, Leases]):
     ) -> str:
         """The same as CSV."""
         return self._run(self._core.text(bill_path(by, since, until, per, csv=True)))
+
+    def explain(self, lease: LeaseFacts | LeaseId | str) -> ExplainAnswer:
+        """Why a request waits and what is ahead of it, or what may end a lease; and what its holder can do."""
+        return self._run(sharing.explain(self._core, lease.id if isinstance(lease, LeaseFacts) else lease))
+
+    # ---- sharing: for operators; `budgets` also for tenants
+
+    def groups(self) -> list[GroupView]:
+        """The groups of tenants, with what they may have and hold."""
+        return self._run(sharing.groups(self._core))
+
+    def add_group(
+        self,
+        name: str,
+        *,
+        weight: int | None = None,
+        floor: int | None = None,
+        ceiling: Ceiling = None,
+        quota: QuotaView | None = None,
+    ) -> GroupView:
+        """Make a group. ``weight`` counts against other groups that wait, ``floor`` is the number of GPUs that it can
+        always have, ``ceiling`` the most at once; ``quota`` holds for all its tenants together."""
+        return self._run(sharing.add_group(self._core, name, weight, floor, ceiling, quota))
+
+    def set_group(
+        self,
+        name: str,
+        *,
+        weight: int | None = None,
+        floor: int | None = None,
+        ceiling: Ceiling = None,
+        quota: QuotaView | None = None,
+    ) -> GroupView:
+        """Change what is given; ``ceiling="none"`` takes the ceiling away. A ``quota`` replaces the whole of it."""
+        return self._run(sharing.set_group(self._core, name, weight, floor, ceiling, quota))
+
+    def remove_group(self, name: str) -> GroupView:
+        """Remove a group that has no tenants, with its budgets. The answer is how it was."""
+        return self._run(sharing.remove_group(self._core, name))
+
+    def reservations(self) -> list[ReservationView]:
+        """The reservations, with their next times and the devices that are kept now."""
+        return self._run(sharing.reservations(self._core))
+
+    def add_reservation(
+        self, name: str, when: str, *, group: str, gpus: int, zone: str, model: str | None = None
+    ) -> ReservationView:
+        """Reserve GPUs for a group: ``when="every Tue 10:00-12:00"``, in a time zone such as ``"Europe/Berlin"``."""
+        return self._run(sharing.add_reservation(self._core, name, when, group, gpus, zone, model))
+
+    def remove_reservation(self, name: str) -> ReservationView:
+        """Remove a reservation. Leases that had notice because of it stay."""
+        return self._run(sharing.remove_reservation(self._core, name))
+
+    def budgets(self) -> list[BudgetView]:
+        """What may be spent, and what is: a tenant has its own, an operator all."""
+        return self._run(sharing.budgets(self._core))
+
+    def set_budget(
+        self,
+        amount: Amount,
+        *,
+        tenant: str | None = None,
+        group: str | None = None,
+        per: str = "month",
+        currency: str | None = None,
+    ) -> BudgetView:
+        """Set what one tenant or one group may spend per ``"day"``, ``"month"`` or in ``"total"``. The ``amount`` is
+        exact: ``"12.50"``, a ``Decimal`` or a whole number. With ``currency`` it is refused if prices are in another.
+        """
+        return self._run(sharing.set_budget(self._core, amount, tenant, group, per, currency))
+
+    def credit_budget(
+        self,
+        amount: Amount,
+        *,
+        tenant: str | None = None,
+        group: str | None = None,
+        per: str = "month",
+        currency: str | None = None,
+        request_id: str | None = None,
+    ) -> BudgetView:
+        """Add to the present window of a budget. Asked again with the same ``request_id``, it counts once."""
+        return self._run(sharing.credit_budget(self._core, amount, tenant, group, per, currency, request_id))
+
+    def remove_budget(self, *, tenant: str | None = None, group: str | None = None, per: str = "month") -> BudgetView:
+        """Remove a budget. Leases that had notice because of it stay."""
+        return self._run(sharing.remove_budget(self._core, tenant, group, per))
+
+    # ---- everything else
 
     def request(
         self, method: str, path: str, body: object = None, *, shape: type[T], timeout: float = REQUEST_TIMEOUT_S
