@@ -78,11 +78,13 @@ class Personality:
     """Why no card of it can be found to lend, as its sources say; empty where they can."""
     desktop: tuple[Line, ...] = ()
     """Programs that draw on its first card, by name: how much of it each has."""
+    variables: tuple[Line, ...] = ()
+    """What the machine sets in the environment of each session."""
 
     @property
     def all_lines(self) -> tuple[tuple[str, tuple[Line, ...]], ...]:
         """Those of the machine and of each card, with the name of what they are about."""
-        own = (*self.lines, *self.answers, *self.desktop)
+        own = (*self.lines, *self.answers, *self.desktop, *self.variables)
         return ((self.name, own), *((card.name, card.lines) for card in self.cards))
 
     @property
@@ -210,6 +212,7 @@ LAPTOP: Final = Personality(
         Line("nvmlDeviceSetPersistenceMode", 3, NVML_H + "for Linux only"),
         Line("nvmlDeviceSetPowerManagementLimit", 3, NVML_H + "NVML_ERROR_NOT_SUPPORTED"),
     ),
+    variables=(Line("WSL_DISTRO_NAME", "Debian", "microsoft/WSL, src/linux/init/config.cpp: set in each session"),),
 )
 OLD_DRIVER: Final = Personality(
     name="2 × RTX 4090, driver 550",

@@ -136,7 +136,8 @@ class Rig:
     @property
     def env(self) -> dict[str, str]:
         """What a program needs to be on this machine."""
-        return {"LD_LIBRARY_PATH": str(self.folder)}
+        variables = {line.field: line.value for line in self.personality.variables}
+        return {"LD_LIBRARY_PATH": str(self.folder), **variables}
 
     def card(self, index: int) -> Card:
         """The card with this number on the machine itself."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,11 +44,20 @@ class Failed(Exception):
     """Something was not as it is to be."""
 
 
+def run_command(words: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """As a shell runs it: the exit status, and all that it says."""
+    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return done.returncode, done.stdout
+
+
 class Show:
     """One machine, its office, and what is typed there."""
 
-    def __init__(self, rig: Rig, folder: Path) -> None:
+    def __init__(
+        self, rig: Rig, folder: Path, run: Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]] = run_command
+    ) -> None:
         self.rig = rig
+        self._run = run
         self.home = folder / "home"
         bin_folder = os.path.dirname(sys.executable)
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("SUBLET_", "CUDA_"))}
@@ -58,12 +67,10 @@ class Show:
     def type(self, *words: str, status: int = 0) -> str:
         """As a person types it; what it says is shown."""
         print(f"\n$ {shlex.join(words)}", flush=True)
-        done = subprocess.run(
-            words, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        print(done.stdout, end="", flush=True)
-        self.check(done.returncode == status, f"it ended with status {done.returncode}, and {status} was expected")
-        return done.stdout
+        ended, said = self._run(words, self.env)
+        print(said, end="", flush=True)
+        self.check(ended == status, f"it ended with status {ended}, and {status} was expected")
+        return said
 
     def check(self, holds: bool, otherwise: str) -> None:
         if not holds:
@@ -93,10 +100,8 @@ class Show:
         return sublet.connect(home=self.home, start=False)
 
     def end(self) -> None:
-        words = ("sublet", "down", "--now")
-        subprocess.run(words, env=self.env, capture_output=True, check=False)
+        self._run(("sublet", "down", "--now"), self.env)
         shutil.rmtree(runtime_dir(self.home.resolve()), ignore_errors=True)
-        remove_locks()
 
 
 def say(text: str) -> None:
@@ -170,6 +175,7 @@ def main(arguments: list[str]) -> int:
         memory = ", ".join(format_size(kind.fields["memory"]) for kind in personality.cards)
         print(f"The driver's libraries are pretended, in {rig.folder}; the memory of each card is a file ({memory}).")
         show = Show(rig, Path(folder))
+        stack.callback(remove_locks)
         stack.callback(show.end)
         try:
             play(show)

@@ -151,6 +151,29 @@ print(json.dumps([codes, [text for _, text, *_ in said]]))
 """
 
 
+TAKES_ALL_AFTER_START: Final = """
+import asyncio, ctypes, json
+from pathlib import Path
+from types import SimpleNamespace
+from sublet.engines.local import Office
+from sublet.node.agent.inventory import machine_inventory
+from sublet.wire.caps import LeaseCaps
+office, state = SimpleNamespace(_limits=SimpleNamespace(caps=LeaseCaps)), SimpleNamespace(resources={})
+found = asyncio.run(Office._tried(office, machine_inventory(Path("/tmp"), None), state))
+cuda = ctypes.CDLL("libcuda.so.1")
+codes = [cuda.cuInit(0)]
+codes += [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device) for device in range(2)]
+print(json.dumps([codes, [device.suspend.value for device in found.devices[:2]]]))
+"""
+
+
+def test_an_office_takes_requests_when_its_own_processes_have_left_the_cards(new_rig: NewRig) -> None:
+    """The first user of a card that lets one process in met an error: what had tried to suspend there still had it."""
+    rig = new_rig(EXCLUSIVE)
+    rig.state.lingers_ms = 1_000
+    assert run_on(rig, TAKES_ALL_AFTER_START) == [[0, 0, 0], ["same_type"] * 2]
+
+
 def test_doctor_ends_when_its_own_processes_have_left_the_cards(new_rig: NewRig) -> None:
     """A card that lets one process in was still taken for the program that came next."""
     rig = new_rig(EXCLUSIVE)

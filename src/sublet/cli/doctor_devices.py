@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.metadata
 import os
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -16,10 +15,9 @@ from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.show import plural
 from sublet.client.home import home_dir
 from sublet.devices import nvrtc
-from sublet.devices.cuda_driver import LINGERS_S, dotted, has_bindings
+from sublet.devices.cuda_driver import dotted, has_bindings
 from sublet.errors import SubletError
 from sublet.invocation import installing
-from sublet.node.agent.clean_card import AT_REST
 from sublet.node.agent.health import fault_in
 from sublet.node.agent.inventory import NO_BINDINGS
 from sublet.node.agent.limits import memory_bytes, usable_cores
@@ -34,7 +32,15 @@ from sublet.node.agent.nvml import (
     survey,
     who_is,
 )
-from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all, shows_pids
+from sublet.node.agent.rehearsal import (
+    NO_NODES,
+    ONE_PROCESS,
+    Rehearsal,
+    await_gone,
+    in_use,
+    rehearse_all,
+    shows_pids,
+)
 from sublet.node.agent.suspend_probe import Ability, ability
 from sublet.node.supervisor.locks import all_held, lock_folder
 from sublet.values import NS_PER_S, Suspend, format_size
@@ -206,7 +212,6 @@ def _of_the_office(found: Survey) -> CheckResult:
 PACKAGES: Final = ("nvidia-ml-py", "cuda-bindings", "warp-lang", "torch")
 _MODES: Final = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
 _MPS: Final = "/tmp/nvidia-mps"
-_GONE_EVERY_S: Final = 0.05
 _SUSPENDS: Final = {
     Suspend.NONE: "no",
     Suspend.SAME_DEVICE: "yes, and resumed on the same card (tried with a card of the model)",
@@ -231,7 +236,7 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     if not found.cards:
         return checks
     nodes = {card.uuid: card.nodes for card in found.cards}
-    before = {reading.uuid: reading.used or 0 for reading in _read(found, None)}
+    before = in_use(nodes)
     tried = {one.card: one for one in asyncio.run(rehearse_all(nodes, _caps()))}
     if (sees := shows_pids(tried.values())) is not None:
         checks["GPU in use"] = lambda: _in_use(_read(found, None), sees)
@@ -248,7 +253,7 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     checks["GPU surroundings"] = lambda: _surroundings(tried)
     checks["GPU guests"] = lambda: _guests(tried)
     for index, card in enumerate(found.cards):
-        checks[f"card {index}"] = partial(_card, card, tried[card.uuid], suspends, before[card.uuid])
+        checks[f"card {index}"] = partial(_card, card, tried[card.uuid], suspends, before.get(card.uuid, 0))
     return checks
 
 
@@ -282,7 +287,7 @@ def _surroundings(tried: dict[str, Rehearsal]) -> CheckResult:
     """What is between this process and the cards."""
     said = ["the machine's own processes" if sees_all_processes() else "inside a container (pids of its own)"]
     said.append("pids of the driver are ours" if any(one.shows_pids for one in tried.values()) else "")
-    said.append("WSL" if os.path.exists("/dev/dxg") else "")
+    said.append("WSL" if _is_wsl() else "")
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS)
     mps = os.path.exists(Path(pipe, "control"))
     said.append(f"an MPS server at {pipe}" if mps else "no MPS")
@@ -298,6 +303,11 @@ def _surroundings(tried: dict[str, Rehearsal]) -> CheckResult:
     return "ok", text
 
 
+def _is_wsl() -> bool:
+    """Without the device file of its cards too, as in a container there: WSL names itself in each session."""
+    return os.path.exists("/dev/dxg") or "WSL_DISTRO_NAME" in os.environ
+
+
 def _guests(tried: dict[str, Rehearsal]) -> CheckResult:
     """What holds a guest to the cards of its lease, and what does not."""
     is_watched = all(one.shows_pids for one in tried.values() if one.steps and not one.failed)
@@ -310,10 +320,14 @@ def _guests(tried: dict[str, Rehearsal]) -> CheckResult:
         "a guest of tenant local sees the cards of its lease first (CUDA_VISIBLE_DEVICES), and nothing keeps it from "
         f"opening others; {seen}. Guests of other tenants find the device files of their own cards alone"
     )
-    walled = {one.card: one.walled for one in tried.values() if one.walled}
+    walled: dict[str, list[str]] = {}
+    for one in tried.values():
+        if one.walled:
+            walled.setdefault(one.walled, []).append(one.card)
     if walled:
-        refused = "; ".join(f"{card}: {why}" for card, why in walled.items())
-        do = "It is not lent to other tenants. Mend it, then `sublet down` and `sublet up`."
+        refused = "; ".join(f"{', '.join(cards)}: {why}" for why, cards in walled.items())
+        makes = " (`nvidia-modprobe -u -c0` makes device files)" if NO_NODES in walled and not _is_wsl() else ""
+        do = f"They are not lent to other tenants. Mend it{makes}, then `sublet down` and `sublet up`."
         return "note", f"{text}. When that was tried, they could not use {refused}", do
     if is_watched:
         return "ok", text
@@ -335,7 +349,7 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability], befo
     if can.took_ns:
         steps += f", suspending {can.took_ns / NS_PER_S:.2f} s (once for its model)"
     if tried.compute_mode in ONE_PROCESS:
-        _await_gone(card.uuid, before)
+        await_gone({card.uuid: before})
     may = [
         "scrub: yes",
         f"watch of VRAM: {watch}",
@@ -358,14 +372,3 @@ def _suspends(can: Ability) -> str:
     if can.local is Suspend.NONE:
         return said
     return f"{said}; {_WALLED[can.walled]}" + (f" ({can.walled_why})" if can.walled_why else "")
-
-
-def _await_gone(card: str, before: int) -> None:
-    """What tried it out has ended, and may have it for a moment more; the program that comes next would find a card
-    taken that lets one process in."""
-    nvml, until_s = Nvml.open(), time.monotonic() + LINGERS_S
-    try:
-        while (nvml.read(card).used or 0) > max(before, AT_REST) and time.monotonic() < until_s:
-            time.sleep(_GONE_EVERY_S)
-    finally:
-        nvml.close()

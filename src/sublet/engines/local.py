@@ -38,7 +38,7 @@ from sublet.node.agent.data_door import Door, Visitor
 from sublet.node.agent.health import Cards, has_cards
 from sublet.node.agent.inventory import LOCAL_NODE, card_of, machine_inventory, parse_host_gpus
 from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again
-from sublet.node.agent.rehearsal import offered, rehearse_all, shows_pids
+from sublet.node.agent.rehearsal import await_gone, in_use, offered, rehearse_all, shows_pids
 from sublet.node.agent.supervised import SupervisedAgent
 from sublet.node.agent.suspend_probe import probe_cards
 from sublet.node.agent.tokens import verify
@@ -246,11 +246,15 @@ class Office:
         cards = {
             uuid: device.nodes for device in machine.devices if (uuid := card_of(device)) and device.id not in used
         }
+        before = in_use(cards) if cards else {}
         tried = await rehearse_all(cards, self._limits.caps())
         self._shows_pids = shows_pids(tried)
         busy = {one.card for one in tried if one.busy}
         # Afterwards: a card may let only one process in at a time.
-        return await probe_cards(offered(machine, tried), busy=busy)
+        probed = await probe_cards(offered(machine, tried), busy=busy)
+        alone = {card_of(device) for device in probed.devices if device.one_process}
+        await asyncio.to_thread(await_gone, {card: used for card, used in before.items() if card in alone - busy})
+        return probed
 
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """With a supervisor and a door for holders, unless the caller makes another."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Bounds, Teardown, TeardownPhase
 from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId
-from sublet.wire.orders import End, Failed, Part, Report, TornDown, VolumeRef
+from sublet.wire.orders import End, Failed, Part, Report, TornDown, Verify, VolumeRef
 
 
 class Teardowns:
@@ -102,13 +102,30 @@ class Teardowns:
         resource since, and that clears whatever is not seen to be there still. If not, the end of the refused lease
         will tell it (see ``_take_over_failure``)."""
         resources = {part.resource for part in wanted}
-        for key, down in tuple(self._all.items()):
-            if down.phase is TeardownPhase.FAILED and down.part.resource in resources and down.epoch <= epoch:
-                if not down.answered or self._hardware.is_there(down.part.resource, down.lease, down.epoch):
-                    return down
-                self._hardware.forget(down.part.resource, down.lease)
-                del self._all[key]
+        for down in self:
+            is_there = down.phase is TeardownPhase.FAILED and down.part.resource in resources and down.epoch <= epoch
+            if is_there and not self._forget(down, epoch):
+                return down
         return None
+
+    def vouched(self, order: Verify) -> None:
+        """An operator vouches for these parts: what the lease left there, and what an earlier one did that the office
+        was told with it, is not counted any more, unless a guest is seen to be there still."""
+        resources = {part.resource for part in order.parts}
+        for down in self:
+            is_meant = down.lease == order.lease or not self._may_be_answered(down.lease)
+            if down.phase is TeardownPhase.FAILED and down.part.resource in resources and is_meant:
+                self._forget(down, order.epoch)
+
+    def _forget(self, down: Teardown, epoch: Epoch) -> bool:
+        """What failed up to this epoch, and the office was told of. Whether it is forgotten."""
+        if down.epoch > epoch or not down.answered:
+            return False
+        if self._hardware.is_there(down.part.resource, down.lease, down.epoch):
+            return False
+        self._hardware.forget(down.part.resource, down.lease)
+        del self._all[down.lease, down.part.resource]
+        return True
 
     def resend_all(self) -> None:
         """A restored office: it may not know what its predecessor was told."""

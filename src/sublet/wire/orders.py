@@ -206,6 +206,8 @@ class Verify:
     lease: LeaseId
     epoch: Epoch
     parts: tuple[Part, ...]
+    vouched: bool = later(False)
+    """An operator says that nothing is left there: no look is taken, and nothing is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

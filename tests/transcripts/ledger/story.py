@@ -226,6 +226,8 @@ class Teller:
                 return f"{name} #{order.number}: {order.reason} at {self.moment(order.take_at_ns)}"
             case End():
                 return f"{name} #{order.number}: {order.reason}, within {format_duration(order.grace_ns)}"
+            case Verify(vouched=True):
+                return f"{name}: vouched for"
             case Verify() | RemoveVolume():
                 return name
 

@@ -19,7 +19,7 @@ from sublet.cli.doctor import _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, gpu_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
 from sublet.node.agent.nvml import IDLE_SHARE, survey
-from sublet.node.agent.rehearsal import Rehearsal, RehearsalStep
+from sublet.node.agent.rehearsal import NO_NODES, Rehearsal, RehearsalStep
 from sublet.node.agent.suspend_probe import Ability
 from sublet.node.processes.cgroups import CgroupFinding
 from sublet.node.supervisor.locks import DeviceLocks, all_held
@@ -345,6 +345,28 @@ def test_cards_that_failed_with_a_guest_are_told_with_the_guest_they_failed_with
     state, text, *more = checks["card 1"]()
     assert (state, more) == ("broken", ["Look."])
     assert "not lent, a guest could not use it; before that: NVML 0.01 s, cleaning 0.01 s" in text
+
+
+@pytest.mark.parametrize("is_wsl", [False, True])
+def test_what_keeps_guests_of_tenants_from_all_cards_is_told_once(
+    is_wsl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each card the same sentence stood there, with a program that WSL does not have."""
+    monkeypatch.setenv("WSL_DISTRO_NAME", "Debian") if is_wsl else monkeypatch.delenv("WSL_DISTRO_NAME", raising=False)
+    found = survey(FakeNvml([FakeCard(index) for index in range(4)]))
+    names = [card.uuid for card in found.cards]
+
+    async def tried(cards: object, caps: object) -> list[Rehearsal]:
+        walled = [NO_NODES] * 3 + ["other users cannot read /opt"]
+        return [Rehearsal(card=card, walled=why) for card, why in zip(names, walled, strict=True)]
+
+    monkeypatch.setattr("sublet.cli.doctor_devices.survey", lambda: found)
+    monkeypatch.setattr("sublet.cli.doctor_devices.device_checks", dict)
+    monkeypatch.setattr("sublet.cli.doctor_devices.rehearse_all", tried)
+    checks = gpu_checks()
+    _, text, *do = checks["GPU guests"]()
+    assert f"they could not use {', '.join(names[:3])}: {NO_NODES}; {names[3]}: other users cannot read /opt" in text
+    assert ("nvidia-modprobe" in do[0], "WSL" in checks["GPU surroundings"]()[1]) == (not is_wsl, is_wsl)
 
 
 @pytest.mark.parametrize("serves", [False, True])

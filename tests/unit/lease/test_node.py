@@ -749,6 +749,23 @@ def test_an_operators_word_makes_the_hardware_forget() -> None:
     assert rig.paper.asked[-2:] == [("forget", GPU, A), ("grant", B, ALICE, 2, 60 * S)]
 
 
+def test_an_operators_word_holds_at_once_for_what_the_office_was_told_of() -> None:
+    """The node kept it until the next grant: its supervisor never ended, and kept the card from other offices."""
+    rig = Rig(Leftover(lease=B, epoch=Epoch(1, 1), part=ONE))
+    rig.paper.verdicts = [Unclean(detail="ECC error", hard=True), Unclean(detail="ECC error", hard=True)]
+    rig.at(0)
+    rig.grant(A, 2)
+    rig.end(A, 2)  # the office is told of both with the end of A
+    assert {down.lease for down in rig.node.teardowns()} == {A, B}
+    rig.reports.clear()
+    rig.node.send(Verify(lease=A, epoch=Epoch(1, 1), parts=(ONE,), vouched=True), now_ns=rig.now_ns)
+    assert {down.lease for down in rig.node.teardowns()} == {A}, "of a newer epoch nobody vouched"
+    rig.node.send(Verify(lease=A, epoch=Epoch(1, 2), parts=(ONE,), vouched=True), now_ns=rig.now_ns)
+    assert not rig.node.teardowns()
+    assert not rig.reports
+    assert [asked[:2] for asked in rig.paper.asked if asked[0] == "forget"] == [("forget", GPU)] * 2
+
+
 # ---- restarts, of the node and of the office ----
 
 

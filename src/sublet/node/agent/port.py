@@ -37,7 +37,7 @@ class AgentPort(Protocol):
           not yet, while an older lease that the office no longer knows is being taken off the hardware. An ``Extend``
           for a lease that this agent never saw is not answered: the office will send the ``Grant`` again.
         - ``End`` fences at once. ``TornDown`` and ``Failed`` follow, per resource, when it is known.
-        - ``Verify`` is answered by ``TornDown`` or, again, ``Failed``.
+        - ``Verify`` is answered by ``TornDown`` or, again, ``Failed``; where an operator vouched, by nothing.
 
         ``incarnation`` says which incarnation of the office speaks, and an older one than the agent has met is not
         obeyed. None means that office and agent are one process, where there can be no second office.

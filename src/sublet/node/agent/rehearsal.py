@@ -35,7 +35,7 @@ from sublet.devices.cuda_driver import (
 )
 from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.lazy_dataclass import dataclass
-from sublet.node.agent.nvml import Library, Nvml
+from sublet.node.agent.nvml import Library, Nvml, NvmlFailed
 from sublet.node.agent.scope import scope_prefix
 from sublet.values import MIB, TEXT_MAX
 from sublet.wire.caps import LeaseCaps
@@ -56,6 +56,7 @@ REHEARSAL_S: Final = 90.0
 """Eight cards without persistence mode take some ten seconds to come up."""
 AT_ONCE: Final = 4
 _CLEAN_AGAIN_S: Final = 0.2
+_GONE_EVERY_S: Final = 0.05
 _PR_SET_PDEATHSIG: Final = 1
 PROHIBITED: Final = 2
 """The compute mode in which no process may use a card."""
@@ -191,7 +192,7 @@ sys.stdin.read()
 """A guest that starts at once: it loads no packages, only the driver's library. It stays until its input ends. It exits
 with 2 for an error of the driver's."""
 THERE: Final = b"there "
-NO_NODES: Final = "its device files cannot be found, so it would see no GPU (`nvidia-modprobe -u -c0` makes them)"
+NO_NODES: Final = "its device files cannot be found, so it would see no GPU"
 _DRIVERS_ERROR: Final = 2
 _DO_LOOK: Final = "Look whether LD_LIBRARY_PATH leads to the driver's libraries, and who may open /dev/nvidia*."
 
@@ -492,6 +493,32 @@ async def rehearse_all(cards: Mapping[str, Sequence[str]], caps: LeaseCaps) -> l
             one = loads(Rehearsal, line)
             found[one.card] = one
     return [found.get(card) or Rehearsal(card=card, failed=why) for card in cards]
+
+
+def in_use(cards: Collection[str]) -> dict[str, int]:
+    """Bytes of each card that are in use, where the driver answers. To be asked before cards are tried out, for
+    ``await_gone``."""
+    try:
+        nvml = Nvml.open()
+    except NvmlFailed:
+        return {}
+    try:
+        return {card: nvml.read(card).used or 0 for card in cards}
+    finally:
+        nvml.close()
+
+
+def await_gone(before: Mapping[str, int]) -> None:
+    """Wait until the last processes that tried these cards out have left them, which they may do a moment after they
+    have ended. A card that lets one process in would be found taken by the program that comes next."""
+    from sublet.node.agent.clean_card import AT_REST
+
+    until_s = time.monotonic() + LINGERS_S
+    while before and time.monotonic() < until_s:
+        now = in_use(before)
+        before = {card: used for card, used in before.items() if now.get(card, 0) > max(used, AT_REST)}
+        if before:
+            time.sleep(_GONE_EVERY_S)
 
 
 def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
+from sublet.lease.states import LeaseStatus
 from sublet.metrics import CONTENT_TYPE
 from sublet.office.access import new_token, token_hash
 from sublet.office.api.from_wire import choice, number, quota, text
@@ -27,7 +29,7 @@ from sublet.office.api.to_wire import (
 )
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.fairness import DEFAULT_GROUP
-from sublet.office.ledger.records import LOCAL_TENANT, GroupRecord, TenantRecord
+from sublet.office.ledger.records import LOCAL_TENANT, GroupRecord, LeaseRecord, TenantRecord
 from sublet.values import GroupId, LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, shown, valid_name
 from sublet.wire.http import (
     WIRE_OLDEST,
@@ -56,6 +58,8 @@ _BACKUPS: Final = "backups"
 """Below the state folder."""
 _RECORDS_MAX: Final = 1000
 """Records of the audit chain in one answer."""
+_TORN_DOWN_S: Final = 5.0
+"""How long the end of an office waits for what has ended already: less than a command waits for an answer."""
 
 
 # ---- looking ----
@@ -395,15 +399,35 @@ def _in_backups(home: Path, path: Path) -> Path:
 # ---- the end ----
 
 
+def _live(service: ApiService) -> list[LeaseRecord]:
+    return [lease for lease in service.driver.ledger.state.leases.values() if is_live(lease)]
+
+
+def _check_none(live: Sequence[LeaseRecord]) -> None:
+    """Raises where leases live, or have ended and not all is cleared away yet."""
+    held = sum(lease.status is not LeaseStatus.ENDING for lease in live)
+    if held:
+        raise InvalidRequest(
+            "1 lease lives" if held == 1 else f"{held} leases live",
+            do="Use --drain (end them with notice), --keep (leave them) or --now (end them).",
+        )
+    if live:
+        have = "1 lease has" if len(live) == 1 else f"{len(live)} leases have"
+        raise InvalidRequest(
+            f"{have} ended, and what was there is still being cleared away",
+            do="Try again in a moment, or use --drain (wait for it) or --keep (the supervisor goes on with it).",
+        )
+
+
 async def down(service: ApiService, call: ApiCall) -> ApiReply:
     """End the office: refused while leases live, or ``keep`` them to their deadlines, or end them first."""
     request: DownRequest = call.body
-    live = [lease for lease in service.driver.ledger.state.leases.values() if is_live(lease)]
+    live = _live(service)
     if request.how == "idle" and live:
-        raise InvalidRequest(
-            "1 lease lives" if len(live) == 1 else f"{len(live)} leases live",
-            do="Use --drain (end them with notice), --keep (leave them) or --now (end them).",
-        )
+        if all(lease.status is LeaseStatus.ENDING for lease in live):
+            await service.ended(live, call, asyncio.get_running_loop().time() + _TORN_DOWN_S)
+            live = _live(service)
+        _check_none(live)
     service.ends_for_good = request.how != "keep"
     if request.how in ("drain", "now"):
         service.drain_and_stop(notice=request.how == "drain", by=call.caller.tenant)

@@ -284,11 +284,12 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
             do="Inspect the device; then `sublet fence clear --vouch` takes your word for it, on record.",
         )
     for piece in held:
-        if command.vouch:
-            if not volumes.confirm_removal(step, piece):
-                step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
-        else:
-            step.orders.append(orders.Verify(lease=piece.lease, epoch=piece.epoch, parts=(piece.part,)))
+        look = orders.Verify(lease=piece.lease, epoch=piece.epoch, parts=(piece.part,), vouched=command.vouch)
+        if not command.vouch:
+            step.orders.append(look)
+        elif not volumes.confirm_removal(step, piece):
+            step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
+            step.orders.append(look)
     if at_fault:
         step.emit(ev.Cleared(resource=resource.id, lease=None))
     return Done()

@@ -23,7 +23,7 @@ from sublet.values import GIB, Epoch, LeaseId, ReservationId
 from sublet.wire.http import WIRE_VERSION
 from sublet.wire.http_views import SESSION_LABEL
 from sublet.wire.version import FOR_TENANT_HEADER
-from tests.unit.office.api.bench import Bench, bench, exchange, run, turns
+from tests.unit.office.api.bench import Bench, HeldLoop, bench, exchange, run, turns
 
 GPU = [{"kind": "gpu", "amount": GIB}]
 
@@ -393,6 +393,34 @@ def test_the_office_ends_only_if_nothing_lives_or_somebody_says_what_becomes_of_
             await b.pass_time("10s")
             assert b.stops
             assert b.driver.ledger.state.live_count == 0
+
+    run(story)
+
+
+def test_the_office_ends_when_what_has_ended_is_cleared_away() -> None:
+    """Right after a command it was refused: "1 lease lives". If it takes too long that is said."""
+
+    async def story() -> None:
+        async with bench() as b:
+            lease = (await b.acquire())["lease"]
+            b.agent.touch(lease["id"], Epoch(*lease["epoch"]))
+            b.agent.faults.turn_on(FaultName.STUCK_TEARDOWN)
+            await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
+            loop = HeldLoop()
+            asked = asyncio.create_task(b.ask("POST", "/v1/down", {}))
+            await loop.passes(4.9)
+            assert not asked.done()
+            await loop.passes(0.2)
+            refused = await asked
+            assert (refused.status, b.stops) == (400, [])
+            assert "1 lease has ended, and what was there is still being cleared away" in refused.error["message"]
+            loop.let_go()
+            asked = asyncio.create_task(b.ask("POST", "/v1/down", {}))
+            await turns()
+            b.agent.faults.turn_off(FaultName.STUCK_TEARDOWN)
+            for _ in range(6):
+                await b.pass_time("10s")
+            assert ((await asked).json, b.stops) == ({"leases": 0}, [True])
 
     run(story)
 
