@@ -106,7 +106,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 $$(grep -rlE --include='*.py' '^ *@given' tests/unit)
 	@SUBLET_SCARCE_ROUNDS=2000 $(PY) -m pytest --timeout 36000 tests/integration/test_running_out.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
-	@SUBLET_MACHINES=all $(PY) -m pytest --timeout 3600 tests/rig/test_machines.py tests/rig/test_workstation.py
+	@SUBLET_MACHINES=all $(PY) -m pytest --timeout 3600 tests/rig/test_machines.py tests/rig/test_show.py
 	@SUBLET_RIG_ROUNDS=500 $(PY) -m pytest --timeout 36000 tests/rig/test_rounds.py
 	@SUBLET_RIG_SEEDS=20000 $(PY) -m pytest --timeout 3600 tests/rig/test_schedules.py
 	@SUBLET_FRAMES=100000 SUBLET_TOKENS=20000 SUBLET_RACE_S=60 SUBLET_CANARY=20000 SUBLET_FULL_DISK_REQUESTS=1000 SUBLET_FOLLOWERS=20 \

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.needs("gcc")
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = sorted((ROOT / "tests/gpu").glob("test_*.py"))
-ALONE: Final = "test_card_between_leases"
-"""It wants a card that nobody of its process ever used; and it takes as long as the others together."""
 SMALL: Final = {"SUBLET_GPU_MIB": "16", "SUBLET_GPU_PROGRAMS": "4"}
 LIMIT_S: Final = 240.0
 ONE_H100: Final = Personality(name="an H100, driver 580, bare metal", cards=(H100,), lines=FOUR_H100.lines)
@@ -37,8 +35,8 @@ def on_cards(place: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("is_alone", [True, False], ids=[ALONE, "the others"])
-def test_what_needs_a_gpu_passes_on_pretended_cards(tmp_path: Path, is_alone: bool) -> None:
+def test_what_needs_a_gpu_passes_on_pretended_cards(tmp_path: Path) -> None:
+    """In one process, as `make test-gpu` runs it: first the file that wants a card which nobody of it ever used."""
     words = (
         "-m",
         "pytest",
@@ -48,7 +46,7 @@ def test_what_needs_a_gpu_passes_on_pretended_cards(tmp_path: Path, is_alone: bo
         *(word for plugin in ("cacheprovider", "xdist", "hypothesispytest") for word in ("-p", f"no:{plugin}")),
         f"--basetemp={tmp_path}/tests",
     )
-    done = on_cards(tmp_path, *words, *(str(file) for file in FILES if (file.stem == ALONE) is is_alone))
+    done = on_cards(tmp_path, *words, *map(str, FILES))
     assert done.returncode == 0, done.stdout
     assert re.search(r"^[1-9]\d* passed(, \d+ deselected)? in ", done.stdout, re.MULTILINE), done.stdout
 

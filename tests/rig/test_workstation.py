@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +15,12 @@ import pytest
 from sublet import connect
 from sublet.client.home import runtime_dir
 from sublet.errors import CapacityExceeded
-from sublet.node.supervisor.locks import ROOTS, lock_folder
 from sublet.values import MIB
-from tests.commands import run_sublet
 from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
-from tests.rig.personalities import SHOWN, WORKSTATION
+from tests.rig.personalities import WORKSTATION
 from tests.rig.quick_office import quick_office
 from tests.rig.rig import SOON_MS, Rig, clear, forking_rig
-from tests.rig.show import Show, play
-from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
 from tests.traces import supervisor_of
 
@@ -119,75 +114,6 @@ def test_a_desktop_is_none_of_what_a_supervisor_that_died_had_left(sublet: Shell
     finished(process)
     release_all(sublet.home)
     until(lambda: is_lendable(sublet, rig), WAIT_S)
-
-
-@pytest.mark.xdist_group("tests/rig/show")  # it uses neither this machine nor its office
-@pytest.mark.parametrize(
-    ("machine", "said"),
-    [
-        ("4xH100", ("rank 1: 256 MiB written", "nothing but zeros is left", "fell off its bus (Xid 79)")),
-        ("no-uvm", ("0 × GPU", "Not lent: ", "nvidia-modprobe", "none is lent")),
-        ("mig", ("lent as a part of a card", "nothing but zeros is left", "fell off its bus (Xid 79)")),
-    ],
-)
-def test_what_is_shown_on_a_machine_is_checked(
-    machine: str, said: tuple[str, ...], rig_place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the commands forked; ``main`` as a person begins it is the next test's."""
-
-    def run(words: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-        program, *more = words
-        assert program == "sublet"
-        done = run_sublet(*more, env=env)
-        return done.status, (done.out + done.err).decode()
-
-    with forking_rig(rig_place, SHOWN[machine]) as rig:
-        show = Show(rig, tmp_path, run)
-        try:
-            play(show)
-        finally:
-            show.end()
-    shown = capsys.readouterr().out
-    for words in said:
-        assert words in shown, words
-    assert len(set(re.findall(r"(?:GPU|MIG)-[0-9a-f]{8}", shown))) == len(SHOWN[machine].cards)
-
-
-@pytest.mark.xdist_group("tests/rig/show")
-@pytest.mark.parametrize(
-    ("machine", "status", "said"),
-    [
-        ("jetson", 0, ("0 × GPU", "Such a GPU cannot be lent", "none is lent")),
-        ("8xCray", 2, ("There is no machine 8xCray", "make demo RIG=4xH100|")),
-    ],
-)
-def test_a_person_is_shown_an_office_on_pretended_cards(machine: str, status: int, said: tuple[str, ...]) -> None:
-    """`make demo RIG=...`. It checks what it shows, and says that nothing of it is real."""
-    done = shown(machine)
-    assert done.returncode == status, done
-    for words in said:
-        assert words in done.stdout + done.stderr, words
-    assert status or done.stdout.count("PRETENDED CARDS") == 2
-    cards = set(re.findall(r"(?:GPU|MIG)-[0-9a-f]{8}", done.stdout))
-    assert status or SHOWN[machine].not_lent or len(cards) == len(SHOWN[machine].cards)
-    locks = [name for folder in (lock_folder(), ROOTS) if os.path.isdir(folder) for name in os.listdir(folder)]
-    assert [name for name in locks if any(card in name for card in cards)] == [], "what locked them is left"
-
-
-if os.environ.get("SUBLET_MACHINES") == "all":  # a quarter of a minute for each machine
-
-    @pytest.mark.xdist_group("tests/rig/show")
-    @pytest.mark.parametrize("machine", SHOWN)
-    def test_each_machine_can_be_shown(machine: str) -> None:
-        done = shown(machine)
-        assert done.returncode == 0, done
-        assert done.stdout.count("PRETENDED CARDS") == 2
-
-
-def shown(machine: str) -> subprocess.CompletedProcess[str]:
-    """As `make demo RIG=...` runs it."""
-    command = [sys.executable, "-m", "tests.rig.show", machine]
-    return subprocess.run(command, cwd=SOURCES.parents[1], capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
 def is_lendable(sublet: Shell, rig: Rig) -> bool:
