@@ -20,7 +20,7 @@ from sublet.values import GIB, shown
 if TYPE_CHECKING:
     from sublet.office.ledger.bills import Rates
     from sublet.simulate.find import Answer
-    from sublet.simulate.replay import Costs, ReplayHardware, Rules
+    from sublet.simulate.replay import Costs, ModelGpus, ReplayHardware, Rules
     from sublet.simulate.results import Result
     from sublet.simulate.workload import WorkloadSession
 
@@ -37,6 +37,35 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise InvalidRequest(f"{shown(text)} is not a share", do="Give 0% to 100%.")
     return share
+
+
+def _gpus(text: str) -> int | tuple[ModelGpus, ...]:
+    """``8``, or ``4xA100-40GiB,2xT4-16GiB``."""
+    if text.isascii() and text.isdigit():
+        return count(text)
+    from sublet.simulate.replay import ModelGpus
+
+    found = []
+    for part in text.split(","):
+        number, x, rest = part.strip().partition("x")
+        model, dash, memory = rest.rpartition("-")
+        if not (number and x and model and dash and model.isprintable()) or "|" in model:
+            raise InvalidRequest(
+                f"{shown(text)} is neither a number of GPUs nor a list of models",
+                do="Write 8, or 4xA100-40GiB,2xT4-16GiB.",
+            )
+        found.append(ModelGpus(gpus=count(number), model=model, vram_gib=size(memory) / GIB))
+    if len({one.model for one in found}) < len(found):
+        raise InvalidRequest(f"{shown(text)} has a model twice", do="Add their numbers up.")
+    return tuple(found)
+
+
+def _searched(text: str) -> str:
+    """``gpus``, or ``gpus:A100``: the model whose number is searched for; empty: the first."""
+    word, _, model = text.partition(":")
+    if word != "gpus" or text.endswith(":"):
+        raise InvalidRequest(f"{shown(text)} cannot be found", do="Write --find gpus, or --find gpus:A100.")
+    return model
 
 
 def simulate(
@@ -72,7 +101,12 @@ def simulate(
         ),
     ] = None,
     gpus: Annotated[
-        int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs; with --find, the most to try.")
+        str | None,
+        Opt(
+            "--gpus",
+            metavar="N",
+            help="Number of GPUs, or of several models: 4xA100-40GiB,2xT4-16GiB. With --find, the most to try.",
+        ),
     ] = None,
     gpus_per_node: Annotated[
         int | None,
@@ -89,7 +123,15 @@ def simulate(
         int | None,
         Opt("--seeds", metavar="N", parse=count, help=f"With --find, seeds for each count (default: {SEEDS})."),
     ] = None,
-    find: Annotated[str | None, Opt("--find", choices=("gpus",), help="Find the number that reaches the goal.")] = None,
+    find: Annotated[
+        str | None,
+        Opt(
+            "--find",
+            metavar="gpus[:MODEL]",
+            parse=_searched,
+            help="Find the number that reaches the goal, of the first model or of MODEL.",
+        ),
+    ] = None,
     such_that: Annotated[
         str | None, Opt("--such-that", metavar="GOAL", help="The goal, such as 'start_within(10s) >= 0.95'.")
     ] = None,
@@ -152,6 +194,7 @@ def simulate(
         raise UsageError("--trace, --journal and --course contradict each other", do="Give one of them.")
     if (course is None) != (not lab):
         raise UsageError("--course and --lab belong together", do="Write --course 500 --lab 'Tue 10:00-12:00'.")
+    asked = None if gpus is None else _gpus(gpus)
     recorded = trace is not None or journal is not None
     if (recorded or course is not None) and (sessions is not None or days is not None):
         raise UsageError("--sessions and --days are for generated sessions", do="Leave them out.")
@@ -165,7 +208,9 @@ def simulate(
     background = workload.read_jobs(Path(jobs), _pairs(job_columns)) if jobs and job_columns else []
     labs = [workload.parse_lab(text) for text in lab]
     week_min = workload.course_start_min(labs) if labs else 0.0
-    rules = [(called, _rules(path, week_min)) for called, path in (("leases", policy), ("policy 2", second_policy))]
+    rules = [
+        (called, _rules(path, week_min, prices)) for called, path in (("leases", policy), ("policy 2", second_policy))
+    ]
     _check_group(group, policy, rules, with_second=second_policy is not None)
     known = replay.ReplayHardware(gpus=1)
     read: list[WorkloadSession] = []
@@ -187,34 +232,34 @@ def simulate(
             found = workload.paying(found, pay_priority, number)
         return workload.merged([replace(session, group=group or "") for session in found], background)
 
+    hardware = _hardware(known, asked, vram, gpus_per_node, find)
     plan = _Plan(
         sessions_of=sessions_of,
-        per_node=gpus_per_node or known.per_node,
-        vram_gib=known.vram_gib if vram is None else vram / GIB,
+        base=hardware,
         policies=rules,
         has_second=second_policy is not None,
         costs=replay.read_costs(Path(costs)) if costs is not None else replay.Costs(),
     )
-    answer = None
+    answer, number = None, hardware.gpus
     if such_that is not None:
-        answer = plan.find(such_that, gpus, range(seed, seed + (seeds or SEEDS)))
-        gpus = answer.gpus
-    gpus = gpus or known.gpus
-    results = plan.compare(gpus, seed)
-    assumed = plan.assumptions(gpus, results[0], course=course is not None, resampled=recorded and answer is not None)
+        answer = plan.find(such_that, None if gpus is None else number, range(seed, seed + (seeds or SEEDS)))
+        number = answer.gpus
+    results = plan.compare(number, seed)
+    assumed = plan.assumptions(number, results[0], course=course is not None, resampled=recorded and answer is not None)
     if journal is not None:
         assumed.append("requests come when they came, each on its own, whatever became of those before them")
     if pay_priority:
         assumed.append(f"{pay_priority:.0%} of the tenants pay for priority, for all of their cells, drawn by the seed")
     if save is not None:
-        _save(save, results[0], plan.with_one_less(gpus, seed))
+        _save(save, results[0], plan.with_one_less(number, seed))
     if svg is not None:
         _draw(Path(svg), results, answer)
     if as_json:
         figures = [result.figures(prices) for result in results]
-        document({"find": answer and answer.figures(), "results": figures, "assumptions": assumed})
+        searched = answer and answer.figures() | ({"model": hardware.model} if hardware.beside else {})
+        document({"find": searched, "results": figures, "assumptions": assumed})
     else:
-        print(_for_people(results, answer, assumed, prices))
+        print(_for_people(results, answer, hardware, assumed, prices))
     return DONE
 
 
@@ -223,16 +268,14 @@ class _Plan:
     """What is the same for every number of GPUs."""
 
     sessions_of: Callable[[int], list[WorkloadSession]]
-    per_node: int
-    vram_gib: float
+    base: ReplayHardware
+    """With any number of GPUs of its first model."""
     policies: Sequence[tuple[str, Rules]]
     has_second: bool
     costs: Costs
 
     def hardware(self, gpus: int) -> ReplayHardware:
-        from sublet.simulate.replay import ReplayHardware
-
-        return ReplayHardware(gpus=gpus, per_node=self.per_node, vram_gib=self.vram_gib)
+        return replace(self.base, gpus=gpus)
 
     def compare(self, gpus: int, seed: int) -> list[Result]:
         from sublet.simulate.peers import PEERS, run_peer
@@ -245,7 +288,7 @@ class _Plan:
 
     def with_one_less(self, gpus: int, seed: int) -> Result | None:
         """The first policy with a GPU taken away; None where that leaves none, or too few for its floors."""
-        if gpus <= self.policies[0][1].least:
+        if self.hardware(gpus).total <= self.policies[0][1].least:
             return None
         return self._run(self.sessions_of(seed), self.hardware(gpus - 1), self.policies[0], f"{gpus - 1} GPUs")
 
@@ -257,12 +300,13 @@ class _Plan:
         goal = parse_goal(text)
         workloads = {seed: self.sessions_of(seed) for seed in seeds}
         if most is None:
-            most = max(peak_gpus(sessions, self.vram_gib) for sessions in workloads.values())
-            most = -(-most * 3 // 2 // self.per_node) * self.per_node + self.per_node  # parts of nodes stay free
+            most = max(peak_gpus(sessions, self.base.vram_gib) for sessions in workloads.values())
+            per_node = self.base.per_node
+            most = -(-most * 3 // 2 // per_node) * per_node + per_node  # parts of nodes stay free
 
         def run(gpus: int, seed: int, progress: Callable[[float], None]) -> Result:
             cells = sum(cell.gpus > 0 for session in workloads[seed] for cell in session.cells)
-            if gpus < self.policies[0][1].least:
+            if self.hardware(gpus).total < self.policies[0][1].least:
                 return Result(gpus=gpus, impossible=max(1, cells))
             far = late(goal, cells)
             return self._replay(workloads[seed], self.hardware(gpus), self.policies[0], progress, far)
@@ -345,7 +389,48 @@ class _Progress:
             sys.stderr.flush()
 
 
-def _for_people(results: Sequence[Result], answer: Answer | None, assumed: Sequence[str], prices: Rates | None) -> str:
+def _hardware(
+    known: ReplayHardware,
+    gpus: int | tuple[ModelGpus, ...] | None,
+    vram: int | None,
+    per_node: int | None,
+    searched: str | None,
+) -> ReplayHardware:
+    """What is asked for, over what is known of the office; the model that is searched for stands first."""
+    models = gpus if isinstance(gpus, tuple) else known.models
+    several = isinstance(gpus, tuple) or bool(known.beside)
+    if several and vram is not None:
+        raise UsageError("--vram is for GPUs of one model", do="Write the memory of each: --gpus 4xA100-40GiB.")
+    if known.beside and isinstance(gpus, int):
+        there = ",".join(map(str, known.models))
+        raise UsageError(
+            f"{gpus} GPUs of which model? The journal's office had {there}", do=f"Write the models: --gpus {there}."
+        )
+    if isinstance(gpus, int):
+        models = (replace(models[0], gpus=gpus),)
+    if vram is not None:
+        models = (replace(models[0], vram_gib=vram / GIB),)
+    first = next((one for one in models if one.model == searched), None) if searched else models[0]
+    if first is None:
+        named = ", ".join(one.model for one in models)
+        raise InvalidRequest(f"there is no {shown(searched)} among the GPUs", do=f"Name one of {named}.")
+    return replace(
+        known,
+        gpus=first.gpus,
+        model=first.model,
+        vram_gib=first.vram_gib,
+        per_node=per_node or known.per_node,
+        beside=tuple(one for one in models if one is not first),
+    )
+
+
+def _for_people(
+    results: Sequence[Result],
+    answer: Answer | None,
+    hardware: ReplayHardware,
+    assumed: Sequence[str],
+    prices: Rates | None,
+) -> str:
     from sublet.simulate.results import HOUR_NS, compare
 
     ours = results[0]
@@ -358,11 +443,13 @@ def _for_people(results: Sequence[Result], answer: Answer | None, assumed: Seque
             f"That is {ours.load * days:.1f} days of full use: under any policy cells stretch; see the fluid bound."
         )
     if ours.impossible:
-        lines.append(f"{plural(ours.impossible, 'cell')} left out: no node has as many GPUs, or as much memory.")
+        lines.append(
+            f"{plural(ours.impossible, 'cell')} left out: no node has as many GPUs of the model, or as much memory."
+        )
     if ours.refused:
         lines.append(f"{plural(ours.refused, 'cell')} left out: a limit of the policy never lets them in.")
     if answer is not None:
-        lines += ["", *_curve(answer)]
+        lines += ["", *_curve(answer, hardware)]
     heads, rows = compare(results, prices)
     lines += ["", table(heads, rows, right=heads[1:]), "", "Assumed:", *(f"- {line}" for line in assumed)]
     rate = ours.commands / max(1e-9, ours.wall_s)
@@ -370,8 +457,8 @@ def _for_people(results: Sequence[Result], answer: Answer | None, assumed: Seque
     return "\n".join(lines)
 
 
-def _curve(answer: Answer) -> list[str]:
-    heads = ["GPUS", "START IN TIME", "95 % INTERVAL", "GOAL"]
+def _curve(answer: Answer, hardware: ReplayHardware) -> list[str]:
+    heads = [hardware.model if hardware.beside else "GPUS", "START IN TIME", "95 % INTERVAL", "GOAL"]
     rows = []
     for point in answer.points:
         low, high = point.interval
@@ -380,7 +467,10 @@ def _curve(answer: Answer) -> list[str]:
         share = f"under {point.mean:.0%}" if point.stopped else f"{point.mean:.2%}"
         rows.append([str(point.gpus), share, between, met])
     seeds = max(len(point.shares) for point in answer.points)
-    said = f"{plural(answer.gpus, 'GPU')} for {answer.goal}, over {plural(seeds, 'seed')}."
+    gpus = plural(answer.gpus, "GPU")
+    if hardware.beside:
+        gpus += f" of model {hardware.model}, beside {', '.join(map(str, hardware.beside))},"
+    said = f"{gpus} for {answer.goal}, over {plural(seeds, 'seed')}."
     low, high = next(point.one_run for point in answer.points if point.gpus == answer.gpus)
     if seeds > 1:
         said += f" One such workload has a share between {low:.1%} and {high:.1%} (95 %)."
@@ -435,14 +525,16 @@ def _pairs(text: str) -> dict[str, str]:
     return found
 
 
-def _rules(path: str | None, week_min: float) -> Rules:
+def _rules(path: str | None, week_min: float, rates: Rates | None) -> Rules:
+    from sublet.office.ledger.budgets import prices_record
     from sublet.office.policy_file import parse_policy
     from sublet.simulate.replay import POLICY, Rules
 
+    prices = None if rates is None else prices_record(rates)
     if path is None:
-        return Rules(week_min=week_min)
+        return Rules(week_min=week_min, prices=prices)
     limits = parse_policy(_text(path), path)
-    return Rules(policy=limits.policy(POLICY), declared=limits.declared, week_min=week_min)
+    return Rules(policy=limits.policy(POLICY), declared=limits.declared, week_min=week_min, prices=prices)
 
 
 def _check_group(

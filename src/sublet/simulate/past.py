@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ from sublet.office.journal import audit
 from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import LeaseRecord
-from sublet.simulate.replay import ReplayHardware
+from sublet.simulate.replay import MODEL, ModelGpus, ReplayHardware
 from sublet.simulate.workload import CELLS_MAX, Cell, WorkloadSession
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
 from sublet.wire.decoders import decoder
@@ -67,7 +68,7 @@ def read_journal(path: Path) -> tuple[list[WorkloadSession], ReplayHardware]:
 
 def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> WorkloadSession:
     [want] = [want for want in lease.wants if want.kind is Kind.GPU]
-    cell = Cell(0.0, duration_min, want.count, want.amount / GIB, want.exclusivity is Exclusivity.SHARED)
+    cell = Cell(0.0, duration_min, want.count, want.amount / GIB, want.exclusivity is Exclusivity.SHARED, want.model)
     return WorkloadSession(
         lease.id,
         start_min,
@@ -80,10 +81,15 @@ def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> Workl
 
 
 def _hardware(nodes: dict[NodeId, Inventory]) -> ReplayHardware:
-    sizes = [[device.capacity for device in node.devices if device.kind is Kind.GPU] for node in nodes.values()]
-    capacities = [capacity for node in sizes for capacity in node]
+    there = [[device for device in node.devices if device.kind is Kind.GPU] for node in nodes.values()]
+    alike = Counter((device.model, device.capacity) for node in there for device in node)
+    per_node = max(1, *map(len, there), 1)
+    if not alike:
+        return ReplayHardware(gpus=1, per_node=per_node)
+    first, *others = (
+        ModelGpus(gpus=count, model=model or MODEL, vram_gib=capacity / GIB)
+        for (model, capacity), count in alike.most_common()
+    )
     return ReplayHardware(
-        gpus=max(1, len(capacities)),
-        per_node=max(1, *map(len, sizes), 1),
-        vram_gib=max(capacities, default=80 * GIB) / GIB,
+        gpus=first.gpus, model=first.model, vram_gib=first.vram_gib, per_node=per_node, beside=tuple(others)
     )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sublet.lazy_dataclass import dataclass
+from sublet.office.ledger.placement import is_called, models_of
 from sublet.simulate.replay import ReplayHardware, fluid_bound_ns
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, WorkloadSession
@@ -79,9 +80,10 @@ class _Run:
     def __init__(self, peer: Peer, sessions: Sequence[WorkloadSession], hardware: ReplayHardware) -> None:
         self._peer, self._hardware = peer, hardware
         self.result = Result(
-            name=peer.name, gpus=hardware.gpus, sessions=len(sessions), fluid_ns=fluid_bound_ns(sessions, hardware)
+            name=peer.name, gpus=hardware.total, sessions=len(sessions), fluid_ns=fluid_bound_ns(sessions, hardware)
         )
-        self._free = hardware.nodes
+        self._nodes = hardware.nodes
+        self._free = [node.gpus for node in self._nodes]
         self._now_ns, self._count = 0, 0
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._line: list[_Holder] = []
@@ -176,7 +178,8 @@ class _Run:
 
     def _give_back(self, holder: _Holder) -> None:
         if holder.node is not None:
-            self.result.held_ns += holder.gpus * (self._now_ns - holder.since_ns)
+            held_ns = holder.gpus * (self._now_ns - holder.since_ns)
+            self.result.note_held(held_ns, self._nodes[holder.node].model)
             self._free[holder.node] += holder.gpus
             holder.node = None
             del self._running[holder]
@@ -191,8 +194,25 @@ class _Run:
     def _fit(self, holder: _Holder) -> int | None:
         """The node with the least room that is enough."""
         need = self._need(holder)
-        fitting = [(free, node) for node, free in enumerate(self._free) if free >= need]
-        return min(fitting)[1] if fitting else None
+        fitting = [node for node in self._nodes_for(holder) if self._free[node] >= need]
+        return min(fitting, key=lambda node: (self._preference(holder, node), self._free[node], node), default=None)
+
+    def _preference(self, holder: _Holder, node: int) -> int:
+        """Which of the models that its cell names the node has, in their order."""
+        names = models_of(holder.cell.model or "")
+        return next((at for at, name in enumerate(names) if is_called(name, self._nodes[node].model)), 0)
+
+    def _nodes_for(self, holder: _Holder) -> Sequence[int]:
+        """Those with the models and the memory that it needs. A session whose cells need what no one node has is put
+        where the largest of them can run."""
+        if not self._hardware.beside:
+            return range(len(self._nodes))
+        cells = [holder.cell]
+        if not self._peer.by_cell:
+            cells = [cell for cell in holder.session.cells if cell.gpus and self._hardware.has_room_for(cell)]
+        largest = max(cells, key=lambda cell: (cell.gpus, cell.vram_gib))
+        fit_one = [number for number, node in enumerate(self._nodes) if node.take(largest)]
+        return [number for number in fit_one if all(map(self._nodes[number].take, cells))] or fit_one
 
     def _let_in(self, holder: _Holder, node: int) -> None:
         holder.node, holder.gpus, holder.since_ns = node, self._need(holder), self._now_ns
@@ -214,7 +234,9 @@ class _Run:
         for holder in self._running:
             assert holder.node is not None
             running[holder.node].append((holder.ends_ns, holder.gpus))
-        start_ns, kept = min((_soonest(self._free[node], here, need), node) for node, here in enumerate(running))
+        start_ns, kept = min(
+            (_soonest(self._free[node], running[node], need), node) for node in self._nodes_for(self._line[0])
+        )
         left = self._free[kept] - need + sum(gpus for ends_ns, gpus in running[kept] if ends_ns <= start_ns)
         for holder in self._line[1 : 1 + BACKFILL_DEPTH]:
             wants, run_ns = self._need(holder), round(holder.cell.duration_min * _MIN)
@@ -222,9 +244,9 @@ class _Run:
             spare = list(self._free)
             if still_runs:  # when the first one starts: only what that leaves over
                 spare[kept] = min(spare[kept], left)
-            fitting = [(free, node) for node, free in enumerate(spare) if free >= wants]
+            fitting = [node for node in self._nodes_for(holder) if spare[node] >= wants]
             if fitting:
-                node = min(fitting)[1]
+                node = min(fitting, key=lambda node: (self._preference(holder, node), spare[node], node))
                 left -= wants * (still_runs and node == kept)
                 self._line.remove(holder)
                 self._let_in(holder, node)

@@ -14,6 +14,7 @@ import heapq
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,6 +30,7 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.placement import is_called
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import DeclaredRecord, NoticeRecord, Now, PricesRecord, Want
 from sublet.office.ledger.reservation_times import instants, parse_rule, zone_of
@@ -60,22 +62,63 @@ ROUNDED: Final = 1e-9
 """What a bound is lower for the rounding of minutes to nanoseconds, in parts of itself."""
 
 
+MODEL: Final = "replay"
+"""Of GPUs whose model is not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGpus:
+    """GPUs of one model."""
+
+    gpus: int
+    model: str = MODEL
+    vram_gib: float = 80.0
+
+    def take(self, cell: Cell) -> bool:
+        """Whether the cell could run on these, if they were on one node."""
+        fit = cell.gpus <= self.gpus and cell.vram_gib <= self.vram_gib
+        return fit and (cell.model is None or is_called(cell.model, self.model))
+
+    def __str__(self) -> str:
+        return f"{self.gpus}x{self.model}-{self.vram_gib:g}GiB"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayHardware:
-    """GPUs of one kind, on nodes of one size; the last node has what is left."""
+    """GPUs on nodes of one size; the last node of each model has what is left."""
 
     gpus: int
     per_node: int = 8
     vram_gib: float = 80.0
+    model: str = MODEL
+    beside: tuple[ModelGpus, ...] = ()
+    """GPUs of other models."""
 
     @property
-    def nodes(self) -> list[int]:
+    def models(self) -> tuple[ModelGpus, ...]:
+        return ModelGpus(gpus=self.gpus, model=self.model, vram_gib=self.vram_gib), *self.beside
+
+    @property
+    def total(self) -> int:
+        """GPUs of all models."""
+        return sum(each.gpus for each in self.models)
+
+    @property
+    def vram_gib_max(self) -> float:
+        return max(each.vram_gib for each in self.models)
+
+    @property
+    def nodes(self) -> list[ModelGpus]:
         """The GPUs of each node."""
-        return [min(self.per_node, self.gpus - first) for first in range(0, self.gpus, self.per_node)]
+        return [
+            replace(each, gpus=min(self.per_node, each.gpus - first))
+            for each in self.models
+            for first in range(0, each.gpus, self.per_node)
+        ]
 
     def has_room_for(self, cell: Cell) -> bool:
         """Whether one node could run the cell."""
-        return cell.gpus <= min(self.gpus, self.per_node) and cell.vram_gib <= self.vram_gib
+        return cell.gpus <= self.per_node and any(each.take(cell) for each in self.models)
 
 
 def fluid_bound_ns(sessions: Sequence[WorkloadSession], hardware: ReplayHardware) -> int:
@@ -86,9 +129,9 @@ def fluid_bound_ns(sessions: Sequence[WorkloadSession], hardware: ReplayHardware
     """
     bound_min = work_min = 0.0
     for at_min, cell in sorted(_planned(sessions, hardware), key=lambda entry: entry[0], reverse=True):
-        gpus = min(1.0, cell.vram_gib / hardware.vram_gib) if cell.shared else cell.gpus
+        gpus = min(1.0, cell.vram_gib / hardware.vram_gib_max) if cell.shared else cell.gpus
         work_min += cell.duration_min * gpus
-        bound_min = max(bound_min, at_min + max(cell.duration_min, work_min / hardware.gpus))
+        bound_min = max(bound_min, at_min + max(cell.duration_min, work_min / hardware.total))
     return int(bound_min * _MIN * (1 - ROUNDED))
 
 
@@ -139,8 +182,12 @@ def read_costs(path: Path) -> Costs:
 
 def assumptions(hardware: ReplayHardware, costs: Costs, rules: Rules, *, shared: bool) -> list[str]:
     """What is not the ledger's own, one line each."""
+    gpus = f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}"
+    if hardware.beside:
+        gpus = f"{', '.join(map(str, hardware.models))}: each model on nodes of its own, of at most {hardware.per_node}"
+        gpus += "; a cell takes as long on one model as on another"
     found = [
-        f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}",
+        gpus,
         f"a device is clear {costs.clear_ns / NS_PER_S:.3g} s after its lease ({costs.source})",
         f"a cell begins {costs.start_ns / NS_PER_S:.3g} s after its grant, however many begin at once ({costs.source})",
         f"a cell that is taken loses {costs.move_ns / NS_PER_S:.3g} s to saving and restoring ({costs.source})",
@@ -178,6 +225,8 @@ class Rules(NamedTuple):
     """Whose midnight in the time zone of the reservations is minute 0, but for ``week_min``."""
     week_min: float = 0.0
     """Where in the week the workload begins."""
+    prices: PricesRecord | None = None
+    """Which devices are the cheapest, where the policy goes by that."""
 
     @property
     def least(self) -> int:
@@ -212,6 +261,8 @@ class _Notebook:
     """For which cell the lease was asked for."""
     millis: int = 0
     """How much of devices the lease is."""
+    devices: tuple[Device, ...] = ()
+    """On which it is."""
     waits: bool = False
     left_ns: int = 0
     """Of the cell that runs or waits; 0 if none does."""
@@ -249,7 +300,7 @@ class Replay:
         self.result = Result(
             shared=policy.share_across_tenants,
             name=name,
-            gpus=hardware.gpus,
+            gpus=hardware.total,
             sessions=len(sessions),
             notice_ns=_notice_ns(policy),
             fluid_ns=fluid_bound_ns(sessions, hardware),
@@ -272,13 +323,17 @@ class Replay:
         self._left = sum(len(session.cells) for session in sessions)
         self._total = self._left
         self._handle(cmd.OpenOffice(incarnation=1, clock_domain="replay"))
+        self._devices: dict[ResourceId, Device] = {}
         for number, gpus in enumerate(hardware.nodes):
-            self._handle(cmd.NodeUp(inventory=_node(number, gpus, round(hardware.vram_gib * GIB))))
+            inventory = _node(number, gpus)
+            self._devices |= {device.id: device for device in inventory.devices}
+            self._handle(cmd.NodeUp(inventory=inventory))
         refused = self._handle(rules.apply(self._now())).answer
         if isinstance(refused, SubletError):
             raise refused
-        if any(session.pays_priority for session in sessions):
-            self._handle(cmd.SetPrices(prices=_PRICES))
+        prices = rules.prices or (_PRICES if any(session.pays_priority for session in sessions) else None)
+        if prices is not None:
+            self._handle(cmd.SetPrices(prices=prices))
         tenants: set[TenantId] = set()
         for session in sessions:
             tenant = TenantId(f"t-{session.owner}")
@@ -355,6 +410,7 @@ class Replay:
             amount=max(1, round(cell.vram_gib * GIB)),
             count=cell.gpus,
             exclusivity=Exclusivity.SHARED if cell.shared else None,
+            model=cell.model,
         )
         self._wait(notebook, +1)
         outcome = self._handle(
@@ -473,12 +529,13 @@ class Replay:
             case ev.Granted():
                 millis = sum(part.millis for part in event.parts)
                 self._granted[event.lease] = (self._now_ns, millis)
-                self._by_lease[event.lease].millis = millis
+                notebook = self._by_lease[event.lease]
+                notebook.millis, notebook.devices = millis, tuple(self._devices[part.resource] for part in event.parts)
                 self._at(self._now_ns, self._claim, event.lease)
             case ev.Ending():
                 since_ns, millis = self._granted.pop(event.lease)
                 held_ns = millis * (self._now_ns - since_ns) // MILLIS_PER_DEVICE
-                self.result.held_ns += held_ns
+                self.result.note_held(held_ns, self._by_lease[event.lease].devices[0].model)
                 if self._by_lease[event.lease].session.pays_priority:
                     self.result.paying_ns += held_ns
                 self._lost(event.lease, event.end.reason)
@@ -557,13 +614,18 @@ def _holds(notebook: _Notebook, cell: Cell) -> bool:
     held = notebook.held
     if held is None or held.shared != cell.shared or held.gpus < cell.gpus:
         return False
-    return not cell.shared or held.vram_gib >= cell.vram_gib
+    if cell.model is not None and not all(is_called(cell.model, device.model) for device in notebook.devices):
+        return False
+    there = held.vram_gib if cell.shared else min(device.capacity for device in notebook.devices) / GIB
+    return there >= cell.vram_gib
 
 
-def _node(number: int, gpus: int, vram_bytes: int) -> Inventory:
+def _node(number: int, gpus: ModelGpus) -> Inventory:
     name = f"n{number}"
     devices = tuple(
-        Device(id=ResourceId(f"{name}/gpu{index}"), kind=Kind.GPU, capacity=vram_bytes, model="replay")
-        for index in range(gpus)
+        Device(
+            id=ResourceId(f"{name}/gpu{index}"), kind=Kind.GPU, capacity=round(gpus.vram_gib * GIB), model=gpus.model
+        )
+        for index in range(gpus.gpus)
     )
     return Inventory(node=NodeId(name), domain=name, devices=devices)

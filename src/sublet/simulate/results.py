@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.bills import Rates
-from sublet.values import NS_PER_S, format_duration
+from sublet.values import NS_PER_S, Kind, format_duration
 
 AT_ONCE_NS: Final = 5 * NS_PER_S
 HOUR_NS: Final = 3600 * NS_PER_S
@@ -48,6 +48,7 @@ class Result:
     """GPU × nanoseconds in which cells that were taken saved and restored."""
     held_ns: int = 0
     """GPU × nanoseconds, from grant to end."""
+    held_by_model: dict[str, int] = field(default_factory=dict)
     paying_ns: int = 0
     """Of that, what was held by those that pay for priority."""
     used_ns: int = 0
@@ -76,6 +77,10 @@ class Result:
 
     def note_queue(self, at_ns: int, by: int) -> None:
         self.changes.append((at_ns, by))
+
+    def note_held(self, held_ns: int, model: str) -> None:
+        self.held_ns += held_ns
+        self.held_by_model[model] = self.held_by_model.get(model, 0) + held_ns
 
     def note_wait(self, wait_ns: int, *, pays_priority: bool = False) -> None:
         self.waits_ns.append(wait_ns)
@@ -190,6 +195,10 @@ class Result:
             "commands": self.commands,
             "seconds": self.wall_s,
         }
+        if len(self.held_by_model) > 1:
+            found["gpu_hours"]["held_by_model"] = {
+                model: held_ns / HOUR_NS for model, held_ns in sorted(self.held_by_model.items())
+            }
         if self.waits_paying_ns:
             by = {"paying": self.waits_paying_ns, "others": self.waits_others_ns}
             found["priority"] = {
@@ -202,7 +211,8 @@ class Result:
 
     def cost(self, rates: Rates) -> float:
         """Of what was held, and of priority."""
-        return (self.held_ns * rates.gpu + self.paying_ns * (rates.priority or 0)) / HOUR_NS / _MICRO
+        held = sum(ns * rates.of(Kind.GPU, model) for model, ns in self.held_by_model.items())
+        return (held + self.paying_ns * (rates.priority or 0)) / HOUR_NS / _MICRO
 
 
 def quantile_of(values: Sequence[float], share: float) -> float:

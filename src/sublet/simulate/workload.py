@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 from sublet.errors import InvalidRequest
 from sublet.lazy_dataclass import dataclass
+from sublet.office.ledger.placement import models_of
 from sublet.values import Tier, shown
 
 MINUTES_PER_DAY: Final = 24 * 60
@@ -93,6 +94,8 @@ class Cell:
     vram_gib: float = 0.0
     shared: bool = False
     """It needs a part of one device, as large as its memory."""
+    model: str | None = None
+    """Models that do, in the order of preference: ``H200|A100``. None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,21 +296,22 @@ def _checked(sessions: list[WorkloadSession]) -> list[WorkloadSession]:
 
 
 def read_trace(path: Path) -> list[WorkloadSession]:
-    """Sessions from a table with these columns; what else it has is ignored."""
-    by_session: dict[str, list[dict[str, float]]] = {}
+    """Sessions from a table with these columns, and perhaps one for the ``model`` of a cell, or several in the order of
+    preference; what else it has is ignored."""
+    by_session: dict[str, list[tuple[dict[str, float], str | None]]] = {}
     for number, row in _rows(path, COLUMNS):
         numbers = _numbers(path, number, row, COLUMNS[1:])
         _whole(path, number, numbers["gpus"])
         if numbers["session_stop_min"] < numbers["session_start_min"]:
             raise InvalidRequest(f"line {number} of {path}: the session stops before its start", do="Correct it.")
-        by_session.setdefault(row["session"], []).append(numbers)
+        by_session.setdefault(row["session"], []).append((numbers, _model(path, number, row, "model")))
     found = [_from_rows(name, cells) for name, cells in by_session.items()]
     return sorted(found, key=lambda session: session.start_min)
 
 
 _UNIT_MIN: Final = {"s": 1 / 60, "min": 1.0, "h": 60.0}
 _JOB_COLUMNS: Final = ("start", "duration", "gpus")
-JOB_NAMES: Final = (*_JOB_COLUMNS, "user", "tier", "unit")
+JOB_NAMES: Final = (*_JOB_COLUMNS, "user", "model", "tier", "unit")
 
 
 def read_jobs(path: Path, columns: Mapping[str, str]) -> list[WorkloadSession]:
@@ -328,7 +332,7 @@ def read_jobs(path: Path, columns: Mapping[str, str]) -> list[WorkloadSession]:
     if tier not in (Tier.BATCH, Tier.SPOT):
         raise InvalidRequest(f"{shown(tier)} is no tier of background work", do="Use batch or spot.")
     per, found = _UNIT_MIN[unit], []
-    wanted = [columns[name] for name in (*_JOB_COLUMNS, "user") if name in columns]
+    wanted = [columns[name] for name in (*_JOB_COLUMNS, "user", "model") if name in columns]
     for number, row in _rows(path, wanted):
         numbers = _numbers(path, number, row, wanted[:3])
         start_min, duration_min = numbers[wanted[0]] * per, numbers[wanted[1]] * per
@@ -336,7 +340,8 @@ def read_jobs(path: Path, columns: Mapping[str, str]) -> list[WorkloadSession]:
         if gpus and duration_min:
             name = f"job-{number}"
             tenant = f"user-{row[columns['user']]}" if "user" in columns else "jobs"
-            cells = (Cell(0.0, duration_min, gpus),)
+            model = _model(path, number, row, columns["model"]) if "model" in columns else None
+            cells = (Cell(0.0, duration_min, gpus, model=model),)
             found.append(WorkloadSession(name, start_min, cells, start_min + duration_min, tenant, Tier(tier)))
     return sorted(found, key=lambda session: session.start_min)
 
@@ -380,6 +385,16 @@ def _numbers(path: Path, number: int, row: Mapping[str, str], columns: Sequence[
     return found
 
 
+def _model(path: Path, number: int, row: Mapping[str, str], column: str) -> str | None:
+    """Of no cell that leaves it out, or whose table has no such column."""
+    text = (row.get(column) or "").strip()
+    if text and not (text.isprintable() and len(text) <= 128 and all(models_of(text))):
+        raise InvalidRequest(
+            f"line {number} of {path} has no model in {shown(text)}", do='Write "A100", or "H200|A100".'
+        )
+    return text or None
+
+
 def _whole(path: Path, number: int, gpus: float) -> int:
     if gpus != int(gpus) or gpus > GPUS_MAX:
         raise InvalidRequest(
@@ -388,12 +403,13 @@ def _whole(path: Path, number: int, gpus: float) -> int:
     return int(gpus)
 
 
-def _from_rows(name: str, rows: Iterable[dict[str, float]]) -> WorkloadSession:
-    ordered = sorted(rows, key=lambda row: row["cell_start_min"])
-    start_min = ordered[0]["session_start_min"]
+def _from_rows(name: str, rows: Iterable[tuple[dict[str, float], str | None]]) -> WorkloadSession:
+    ordered = sorted(rows, key=lambda row: row[0]["cell_start_min"])
+    first, _ = ordered[0]
+    start_min = first["session_start_min"]
     cells, at_min = [], start_min
-    for row in ordered:
+    for row, model in ordered:
         pause_min = max(0.0, row["cell_start_min"] - at_min)
-        cells.append(Cell(pause_min, row["cell_duration_min"], int(row["gpus"]), row["vram_gb"]))
+        cells.append(Cell(pause_min, row["cell_duration_min"], int(row["gpus"]), row["vram_gb"], model=model))
         at_min += pause_min + row["cell_duration_min"]
-    return WorkloadSession(name, start_min, tuple(cells), max(at_min, ordered[0]["session_stop_min"]))
+    return WorkloadSession(name, start_min, tuple(cells), max(at_min, first["session_stop_min"]))

@@ -289,3 +289,54 @@ def test_a_goal_out_of_reach_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["--find", "gpus", "--such-that", "start_within(10s) >= 0.9", "--gpus", "2", "--seeds", "1"]
     assert main(["simulate", "--trace", str(path), *words]) == 2
     assert "no number of GPUs up to 2 reaches start_within(10s) >= 0.9; all are below 70%" in capsys.readouterr().err
+
+
+# ---- several models ----
+
+
+def test_the_number_of_one_model_is_found_beside_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells that want a T4 beside one that no T4 can run; the A100 stay as they are."""
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"s{n},0,90,1,20,1,4,T4\n" for n in range(3)) + "large,0,90,1,20,1,30,\n"
+    path.write_text(HEADS.replace("vram_gb", "vram_gb,model") + rows)
+    words = ["simulate", "--trace", str(path), "--gpus", "1xA100-40GiB,8xT4-16GiB", "--seeds", "1"]
+    goal = ["--such-that", "start_within(10s) >= 0.95"]
+    assert main([*words, "--find", "gpus:T4", *goal, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["find"]["model"], answer["find"]["gpus"]) == ("T4", 3)
+    assert answer["results"][0]["gpus"] == 4, "all of them"
+    assert main([*words, "--find", "gpus:T4", *goal]) == 0
+    assert "3 GPUs of model T4, beside 1xA100-40GiB, for start_within(10s) >= 0.95" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--gpus", "4xA100"], "neither a number of GPUs nor a list of models"),
+        (["--gpus", "xA100-40GiB"], "neither a number"),
+        (["--gpus", "0xA100-40GiB"], "not a count"),
+        (["--gpus", "1xT4-16GiB,1xT4-8GiB"], "a model twice"),
+        (["--gpus", "1xT4-16GiB", "--vram", "8GiB"], "--vram is for GPUs of one model"),
+        (["--gpus", "1xT4-16GiB", "--find", "gpus:V100", "--such-that", "start_within(1s) >= 1"], "there is no 'V100'"),
+        (["--gpus", "1", "--find", "cards", "--such-that", "start_within(1s) >= 1"], "cannot be found"),
+    ],
+)
+def test_what_is_no_list_of_models_is_refused(
+    trace: str, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--trace", trace, *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_policy_that_names_a_model_holds_on_hardware_that_has_it(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        '[group.lab]\n[reservation.lab]\ngroup = "lab"\ngpus = 1\nwhen = "every Tue 10:00-12:00"\nzone = "UTC"\n'
+        'model = "A100"\n'
+    )
+    words = ["simulate", "--trace", trace, "--policy", str(policy), "--json", "--gpus"]
+    assert main([*words, "2xA100-40GiB,1xT4-16GiB"]) == 0
+    assert main([*words, "3"]) == 2
+    assert "1 GPU called 'A100' is more than there are (0)" in capsys.readouterr().err

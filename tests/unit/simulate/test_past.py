@@ -16,7 +16,7 @@ from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.records import Now
 from sublet.simulate import replay
 from sublet.simulate.past import read_journal
-from sublet.simulate.replay import Replay, ReplayHardware
+from sublet.simulate.replay import ModelGpus, Replay, ReplayHardware
 from sublet.simulate.workload import Cell, WorkloadSession
 from sublet.values import Tier
 
@@ -30,6 +30,13 @@ SESSIONS = [
 @pytest.fixture
 def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The journal of an office with three GPUs, in which these sessions ran."""
+    return record(tmp_path, monkeypatch, SESSIONS, ReplayHardware(gpus=4, per_node=4, vram_gib=16.0))
+
+
+def record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: list[WorkloadSession], hardware: ReplayHardware
+) -> Path:
+    """A backup of the journal of an office with this hardware, in which these sessions ran."""
     with Journal.open(tmp_path / "home", wall_ns=0) as journal:
         journal.recover()
 
@@ -41,7 +48,7 @@ def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 return outcome
 
         monkeypatch.setattr(replay, "Ledger", Recorded)
-        Replay(SESSIONS, ReplayHardware(gpus=4, per_node=4, vram_gib=16.0)).run()
+        Replay(sessions, hardware).run()
         monkeypatch.undo()
         journal.backup(tmp_path / "past.db")
     return tmp_path / "past.db"
@@ -58,6 +65,19 @@ def test_the_past_comes_back_as_it_was(past: Path) -> None:
     ]
     assert [one.pays_priority for one in found] == [True, False, False]
     assert [cell for one in found for cell in one.cells] == [cell for one in SESSIONS for cell in one.cells]
+
+
+def test_models_of_the_past_and_preferences_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = (ModelGpus(gpus=1, model="A100", vram_gib=40.0),)
+    hardware = ReplayHardware(gpus=2, model="T4", vram_gib=16.0, beside=beside, per_node=2)
+    cells = (Cell(0, 3, 1, 2.0, model="A100|T4"), Cell(0, 3, 1, 30.0))
+    sessions = [WorkloadSession(f"s{number}", float(number), (cell,), 10.0) for number, cell in enumerate(cells)]
+    past = record(tmp_path, monkeypatch, sessions, hardware)
+    found, known = read_journal(past)
+    assert known == hardware
+    assert [session.cells[0].model for session in found] == ["A100|T4", None]
+    assert main(["simulate", "--journal", str(past), "--gpus", "2"]) == 2, "of which model?"
+    assert main(["simulate", "--journal", str(past), "--gpus", "1xT4-16GiB,1xA100-40GiB"]) == 0
 
 
 def test_one_card_less_is_asked_on_the_command_line(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from sublet.errors import InvalidRequest
+from sublet.office.ledger.bills import Rates
+from sublet.office.ledger.budgets import prices_record
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import Quota
 from sublet.office.policy_file import parse_policy
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
-from sublet.simulate.replay import POLICY, Costs, Replay, ReplayHardware, Rules, fluid_bound_ns, read_costs
+from sublet.simulate.replay import POLICY, Costs, ModelGpus, Replay, ReplayHardware, Rules, fluid_bound_ns, read_costs
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.simulate.workload import (
     COLUMNS,
@@ -100,6 +102,67 @@ def test_a_cell_that_fits_no_node_is_left_out_and_said() -> None:
     result = Replay([WorkloadSession("s", 0.0, cells, 20.0)], ReplayHardware(gpus=2)).run()
     assert (result.cells, result.impossible) == (1, 2)
     assert result.at_once == pytest.approx(1 / 3), "who was left out did not start"
+
+
+MIXED = ReplayHardware(
+    gpus=1, model="A100", vram_gib=40.0, beside=(ModelGpus(gpus=2, model="T4", vram_gib=16.0),), per_node=4
+)
+
+
+def test_each_cell_runs_on_a_model_that_it_takes_and_that_is_large_enough() -> None:
+    """What wants 30 GiB needs the A100; a preference is followed while that model is free; no other model is taken."""
+    sessions = [
+        WorkloadSession("large", 0.0, (Cell(0, 10, 1, 30.0),), 20.0),
+        WorkloadSession("small", 1.0, (Cell(0, 10, 1, 4.0, model="T4"),), 20.0),
+        WorkloadSession("either", 2.0, (Cell(0, 10, 1, 4.0, model="A100|T4"),), 20.0),
+        WorkloadSession("waits", 3.0, (Cell(0, 5, 1, 4.0, model="T4"), Cell(0, 5, 1, 20.0)), 40.0),
+        WorkloadSession("never", 3.0, (Cell(0, 5, 1, 20.0, model="T4"), Cell(0, 5, 2, 4.0, model="A100")), 40.0),
+    ]
+    result = Replay(sessions, MIXED, check_every=1).run()
+    assert (result.gpus, result.cells, result.impossible) == (3, 5, 2)
+    waits = {tenant: took - run for tenant, run, took in result.done}
+    assert waits["large"] == waits["small"] == waits["either"] == 0
+    assert max(result.waits_ns) > 0, "both of the T4 are held when the third one comes"
+    assert result.held_by_model["A100"] >= 15 * 60 * NS_PER_S, "both cells with more than 16 GiB"
+    assert sum(result.held_by_model.values()) == result.held_ns
+    rates = Rates(currency="EUR", gpu=10_000_000, cpu=0, memory=0, block=0, models={"A100": 4_000_000, "T4": 500_000})
+    hours = {model: held / HOUR_NS for model, held in result.held_by_model.items()}
+    assert result.cost(rates) == pytest.approx(4 * hours["A100"] + 0.5 * hours["T4"])
+    assert result.figures()["gpu_hours"]["held_by_model"] == pytest.approx(hours)
+    for peer in PEERS:
+        other = run_peer(peer, sessions, MIXED)
+        assert (other.gpus, other.cells, other.impossible) == (3, 5, 2), peer.name
+        assert set(other.held_by_model) <= {"A100", "T4"}
+
+
+def test_a_warm_lease_serves_a_cell_only_where_its_device_is_what_the_cell_wants() -> None:
+    cells = (Cell(0, 5, 1, 4.0, model="T4"), Cell(1, 5, 1, 8.0), Cell(1, 5, 1, 30.0), Cell(1, 5, 1, 4.0, model="T4"))
+    result = Replay([WorkloadSession("s", 0.0, cells, 40.0)], MIXED, check_every=1).run()
+    assert (result.cells, result.warm) == (4, 1), "8 GiB fit the T4 that is held; 30 do not, and an A100 is no T4"
+
+
+def test_interactive_cells_get_the_cheapest_model_where_the_policy_says_so() -> None:
+    sessions = [WorkloadSession("s", 0.0, (Cell(0, 10, 1, 4.0),), 20.0)]
+    for cheap, dear in (("A100", "T4"), ("T4", "A100")):
+        rates = Rates(currency="EUR", gpu=1, cpu=0, memory=0, block=0, models={cheap: 500_000, dear: 4_000_000})
+        rules = Rules(policy=replace(POLICY, cheapest_first=True), prices=prices_record(rates))
+        assert set(Replay(sessions, MIXED, rules=rules).run().held_by_model) == {cheap}
+
+
+def test_a_trace_may_name_models(tmp_path: Path) -> None:
+    """In a column of its own; jobs in one that is named."""
+    path = tmp_path / "trace.csv"
+    heads, *rows = TRACE.replace(",cpus", ",model").splitlines()
+    path.write_text(
+        "\n".join([heads, rows[0].removesuffix(",3") + ",H200|A100", *(row[:-2] + "," for row in rows[1:])])
+    )
+    assert [cell.model for session in read_trace(path) for cell in session.cells] == [None, None, "H200|A100"]
+    path.write_text(heads + "\n" + rows[0].removesuffix(",3") + ",H200|\n")
+    with pytest.raises(InvalidRequest, match="line 2"):
+        read_trace(path)
+    path.write_text("submit,run,n,card\n0,60,1,T4\n0,60,1,\n")
+    columns = {"start": "submit", "duration": "run", "gpus": "n", "model": "card"}
+    assert [job.cells[0].model for job in read_jobs(path, columns)] == ["T4", None]
 
 
 def test_a_trace_is_read_in_the_order_of_its_sessions(tmp_path: Path) -> None:
