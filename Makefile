@@ -98,6 +98,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_STDIO_GUESTS=200 SUBLET_BLOCK_LEASES=100 $(PY) -m pytest tests/integration/test_stdio.py tests/integration/test_blocks.py
 	@SUBLET_BURST_KILLS=2000 $(PY) -m pytest --timeout 36000 tests/integration/test_burst_kills.py
 	@SUBLET_STUDIO_KILLS=500 $(PY) -m pytest --timeout 36000 tests/integration/test_studio_kills.py
+	@SUBLET_HUB_STOPS=50 $(PY) -m pytest --timeout 3600 tests/browser/test_studio.py
 	@SUBLET_NOTEBOOK_KILLS=1000 SUBLET_EVERY_STEP=1 $(PY) -m pytest --timeout 3600 tests/notebook/test_kills.py tests/notebook/test_stages.py
 	@SUBLET_PREEMPTIONS=20 $(PY) -m pytest tests/integration/test_client_examples.py
 	@SUBLET_CORPUS=all $(PY) -m pytest tests/notebook/test_corpus.py

@@ -37,6 +37,7 @@ from tests.integration.hub_stage import (
     until_hub_says,
 )
 from tests.integration.office_stage import office_stage
+from tests.integration.studio_load import Judge, Load
 from tests.integration.studio_stage import PATIENCE_S, Member, StudioStage, studio_stage
 from tests.light_jupyter import python_module
 from tests.security.other_users import ROOT, closed_folder
@@ -315,6 +316,9 @@ def test_a_hub_that_does_not_answer_lets_no_browser_in(hub: HubStage, ana: str) 
     mine = Member(hub.studio, token)
     kept = mine.done("POST", "/v1/sessions", {"name": "kept", "vram": 1 << 30, "ttl": 600})
     assert hub.process is not None
+    fresh = hub.browser()
+    fresh.client.get("/services/studio/hub/sign-in", follow_redirects=False)
+    secret = fresh.client.cookies["sublet_studio_hub"]
     with settings_of(hub, SETTINGS + 'answer = "1s"\n'), stopped(hub.process):
         found: list[httpx.Response] = []
 
@@ -326,9 +330,8 @@ def test_a_hub_that_does_not_answer_lets_no_browser_in(hub: HubStage, ana: str) 
         assert "JupyterHub did not answer in time" in found[0].text
         assert f"tenant of-{ana}" not in found[0].text
         assert mine.ask("GET", "/v1/sessions").status == 200
-        fresh = hub.browser()
-        fresh.client.get("/services/studio/hub/sign-in", follow_redirects=False)
-        secret = fresh.client.cookies["sublet_studio_hub"]
+        told = hub.browser().client.get("/services/studio/hub/sign-in")
+        assert (told.status_code, "JupyterHub did not answer in time" in told.text) == (503, True), "it leads nowhere"
         answer = fresh.client.get(f"/services/studio/oauth_callback?code=x&state={Handshake(secret).state('/')}")
         assert (answer.status_code, "JupyterHub did not answer" in answer.text) == (503, True)
         hub.studio.kill()
@@ -350,6 +353,37 @@ def test_a_studio_that_is_started_again_asks_the_hub_again(hub: HubStage, ana: s
     hub.studio.start()
     assert f"tenant of-{ana}" in browser.studio().text
     assert browser.client.cookies["sublet_studio"] != before
+
+
+HUB_STOPS: Final = int(os.environ.get("SUBLET_HUB_STOPS", "1"))
+WORKS_S: Final = 0.3
+
+
+@at_hub
+def test_a_hub_that_stops_while_people_work_changes_nothing_of_their_work(hub: HubStage, ana: str) -> None:
+    """No session is lost or there twice, and bills reconcile, though the office is killed meanwhile, too. Those who are
+    signed in keep their pages; those who would have to sign in now are told why not. All is well with the next hub."""
+    browser = logged_in(hub, ana)
+    assert browser.studio().status_code == 200
+    load = Load(hub.studio, HUB_STOPS, [(f"worker-{number}", "physics") for number in range(3)])
+    judge = Judge(load)
+    with settings_of(hub, SETTINGS.replace('recheck = "1s"\n', "")):
+        for _ in range(HUB_STOPS):
+            load.notebook.turn()
+            with load.going_on():
+                time.sleep(WORKS_S)
+                hub.crash()
+                assert f"tenant of-{ana}" in browser.client.get("/services/studio/").text
+                told = hub.browser().client.get("/services/studio/")
+                assert (told.status_code, "JupyterHub did not answer" in told.text) == (503, True), told.text
+                hub.office.kill_office()
+                until("the studio has started an office", hub.office.find_office, PATIENCE_S)
+                time.sleep(WORKS_S)
+            hub.start()
+            judge.judge()
+            assert f"tenant of-{ana}" in browser.client.get("/services/studio/").text
+            assert f"tenant of-{ana}" in logged_in(hub, ana).studio().text
+    assert sum(person.asked["200"] for person in load.people) > 0
 
 
 # ---- servers
@@ -462,6 +496,102 @@ def test_a_person_waits_runs_loses_the_device_and_goes_on_as_another_user(
     assert (refused.status, "for a program" in refused.text) == (401, True), "no browser is signed in by it"
 
 
+PHONE_DARK: Final = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"}
+TABS_MAX: Final = 60
+
+
+def focus(page: Any, target: Any) -> None:
+    """With the Tab key alone."""
+    target.wait_for()
+    for _ in range(TABS_MAX):
+        if target.evaluate("one => one === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{target} is not reached by the keyboard")
+
+
+def press(page: Any, target: Any) -> None:
+    """By keyboard alone. A button of the part that changes by itself keeps the focus, unless it is gone."""
+    focus(page, target)
+    page.keyboard.press("Enter")
+
+
+def log_in_by_keyboard(page: Any, hub: HubStage, user: str, goes_to: str) -> None:
+    """At the hub, on the way to this page."""
+    page.goto(f"{hub.url}{goes_to}")
+    focus(page, page.locator("#username_input"))
+    page.keyboard.type(user)
+    page.keyboard.press("Tab")
+    page.keyboard.type(PASSWORD)
+    page.keyboard.press("Enter")
+
+
+def check_narrow(page: Any) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@at_hub
+@looks
+def test_a_teacher_of_the_hub_goes_all_the_way_by_keyboard_on_a_phone(hub: HubStage, visit: Visit, bob: str) -> None:
+    """Opens a server in the hub; starts a session, lets it rest, resumes and ends it; looks at the course."""
+    own_by(bob, write_config(home_of(bob) / ".jupyter"))
+    page = visit(**PHONE_DARK)
+    log_in_by_keyboard(page, hub, bob, "/hub/login?next=/hub/home")
+    press(page, page.get_by_role("button", name="Start My Server"))
+    page.wait_for_url(f"{hub.url}/user/{bob}/**")
+    assert hub.servers(bob)[""]["ready"]
+    page.goto(f"{hub.url}/services/studio/")
+    page.get_by_text("No sessions").or_(page.get_by_text("Ended (")).first.wait_for()
+    focus(page, page.get_by_label("Name"))
+    page.keyboard.type("by-keyboard")
+    page.keyboard.press("Tab")
+    page.keyboard.type("1GiB")
+    page.keyboard.press("Enter")
+    page.get_by_text("time left").wait_for()
+    press(page, page.get_by_role("button", name="Rest: give the GPU back"))
+    page.get_by_text("last lease").wait_for()
+    press(page, page.get_by_role("button", name="Resume", exact=True))
+    page.get_by_text("time left").wait_for()
+    check_narrow(page)
+    picture(page, "hub-teacher-phone")
+    press(page, page.get_by_role("button", name="End", exact=True))
+    page.get_by_text("Ended (").wait_for()
+    assert page.get_by_text("time left").count() == 0
+    press(page, page.get_by_role("link", name="Course ml1"))
+    page.get_by_text("with a GPU").first.wait_for()
+    check_narrow(page)
+    picture(page, "hub-course-phone")
+    hub.stop_server(bob)
+
+
+@at_hub
+@looks
+def test_an_operator_and_a_stranger_come_by_the_hub_on_a_phone(hub: HubStage, visit: Visit, ana: str) -> None:
+    """By keyboard alone. The operator drains a node and ends that; the stranger is told what to ask for, on each page,
+    and sees nothing else."""
+    hub.studio.people.add("olaf", "physics")
+    hub.studio.people.set_role("olaf", operator=True)
+    page = visit(**PHONE_DARK)
+    log_in_by_keyboard(page, hub, "olaf", "/services/studio/")
+    press(page, page.get_by_role("link", name="Office"))
+    for button, state in (("Drain: grant nothing here, give notice to holders", "draining"), ("End the drain", "up")):
+        press(page, page.get_by_role("button", name=button))
+        focus(page, page.get_by_label("Your access token of the office"))
+        page.keyboard.type(hub.studio.operators_token())
+        page.keyboard.press("Enter")
+        page.locator(f"h3 .state.{state}").wait_for()
+        check_narrow(page)
+    stranger = visit(**PHONE_DARK)
+    log_in_by_keyboard(stranger, hub, "zoe", "/services/studio/")
+    for path in ("/", "/office", "/course/ml1"):
+        stranger.get_by_text("The office has no tenant yet for zoe").wait_for()
+        assert ana not in stranger.content()
+        check_narrow(stranger)
+        stranger.goto(f"{hub.url}/services/studio{path}")
+    picture(stranger, "hub-stranger-phone")
+    assert "zoe" not in [one.name for one in hub.studio.people.all()]
+
+
 LAB = """
 import signal, subprocess, sys
 words = [sys.executable, "-m", "sublet", "lab", "--no-browser", "."]
@@ -554,7 +684,7 @@ def own_by(user: str, path: Path) -> None:
 
 def write_config(folder: Path) -> Path:
     """Of a server that nobody looks at: JupyterLab and what belongs to it are two thirds of its start."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     parts = dict.fromkeys(("jupyterlab", "jupyter_lsp", "jupyter_server_terminals", "notebook_shim"), False)
     (folder / "jupyter_server_config.json").write_text(json.dumps({"ServerApp": {"jpserver_extensions": parts}}))
     return folder

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from sublet.office.journal.journal import verify_file
 from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger import bills
 from sublet.studio import FabricOffice, open_sessions
+from sublet.studio.people import Person
 from sublet.studio.records import Entry, Session, Terms, fold_all
 from sublet.studio.service import person_folder
 from sublet.studio.states import SessionState
@@ -44,6 +45,8 @@ LIVE: Final = ("queued", "granted", "active", "noticed")
 LOOK_S: Final = 0.2
 PAUSE_S: Final = 0.03
 REFUSED_S: Final = 0.2
+PEOPLE: Final = (("ana", "physics"), ("bob", "biology"), ("cy", "physics"))
+"""With the tenant of each; the first has a notebook."""
 
 
 @dataclass
@@ -198,16 +201,16 @@ class NotebookAtWork:
 class Load:
     """Everybody at once, for as long as that is wanted."""
 
-    def __init__(self, stage: StudioStage, seed: int) -> None:
+    def __init__(self, stage: StudioStage, seed: int, people: Sequence[tuple[str, str]] = PEOPLE) -> None:
         self.stage, self.faults = stage, list[str]()
         self.looks = 0
         self.together: list[tuple[str, set[tuple[str, bool]]]] = []
         """Devices on which there were processes of several leases at one moment: which leases, and whether the process
         was stopped."""
         self.people = []
-        for number, (name, tenant) in enumerate((("ana", "physics"), ("bob", "biology"), ("cy", "physics"))):
+        for number, (name, tenant) in enumerate(people):
             self.people.append(PersonAtWork(name, stage.member(name, tenant), seed * 100 + number, self.faults))
-        self.notebook = NotebookAtWork(stage, "ana", self.people[0].told, seed * 100 + 99)
+        self.notebook = NotebookAtWork(stage, people[0][0], self.people[0].told, seed * 100 + 99)
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
@@ -264,6 +267,10 @@ class Judge:
 
     def __init__(self, load: Load) -> None:
         self.load, self.stage = load, load.stage
+        at_work = {one.name for one in load.people}
+        others = [one for one in self.stage.people.all() if one.name not in at_work]
+        self._others = {entry.session for one in others for entry in self._entries_of(one)}
+        """Sessions of people who ask for nothing meanwhile: of the tests before, where the studio is theirs too."""
 
     def judge(self) -> None:
         """Raises at the first thing that is wrong. Afterwards hardly a session has a lease."""
@@ -330,8 +337,10 @@ class Judge:
         return end is not None and end["way"] == Way.SUSPEND
 
     def _entries(self, person: PersonAtWork) -> list[Entry]:
-        found = self.stage.people.find(person.name)
-        return SqliteStore(person_folder(self.stage.home, found)).read(0)
+        return self._entries_of(self.stage.people.find(person.name))
+
+    def _entries_of(self, person: Person) -> list[Entry]:
+        return SqliteStore(person_folder(self.stage.home, person)).read(0)
 
     def _disagreement(self) -> str:
         """Between what the studio shows, what its records come to and which leases the office has."""
@@ -339,7 +348,9 @@ class Judge:
         live: dict[str, list[str]] = {}
         suspended: set[str] = set()
         for lease in leases:
-            if SESSION_LABEL in lease["labels"] and lease["status"] in LIVE:
+            if lease["labels"].get(SESSION_LABEL, "") in {"", *self._others}:
+                continue
+            if lease["status"] in LIVE:
                 if lease["parks"] is None:
                     live.setdefault(lease["labels"][SESSION_LABEL], []).append(lease["id"])
                 else:  # the memory of a suspended program, which a session keeps while it rests
@@ -381,7 +392,7 @@ class Judge:
             folded = bills.fold(usages, by=by)
             sums[by] = ([sum(line.of(kind) for line in folded.lines) for kind in Kind], sum(map(_grains, folded.lines)))
         assert len({repr(one) for one in sums.values()}) == 1, sums
-        known = {ident for person in self.load.people for ident in person.told.started}
+        known = self._others | {ident for person in self.load.people for ident in person.told.started}
         billed = {usage.labels[SESSION_LABEL] for usage in usages if SESSION_LABEL in usage.labels}
         assert billed <= known, f"sessions on the bill that nobody has: {billed - known}"
         capacity = self._capacity()

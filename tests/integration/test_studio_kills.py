@@ -2,7 +2,7 @@
 the wall clock jumps: no double grant, no session lost or there twice, and bills that reconcile.
 
 Everything is drawn from a seed, which a failure prints. ``SUBLET_STUDIO_KILLS`` says how many rounds (3), and
-``SUBLET_STUDIO_SEED`` with which seed. What a hub that is away changes is in ``test_hub``.
+``SUBLET_STUDIO_SEED`` with which seed. What a hub that is away changes is in ``tests/browser/test_studio``.
 """
 
 from __future__ import annotations

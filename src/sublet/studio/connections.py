@@ -26,8 +26,9 @@ HEAD_S: Final = 10.0
 """The head of a request has arrived by then, from when its connection was opened or its first byte came."""
 CONNECTIONS_MAX: Final = 4096
 """Unless the settings have another number."""
-FILES_PER_CONNECTION: Final = 2
-"""Descriptors: besides the connection itself, the databases and the connections to the office need some."""
+FILES_MAX: Final = 1 << 18
+"""As many open files as this user may have, and no more than these: a request that waits needs three to the office,
+and a person's database some."""
 USER_SHARE: Final = 4
 """Over a unix socket each user of the machine has a part of the connections, and so have root and the studio's own."""
 NO_USER: Final = -1
@@ -42,19 +43,19 @@ def bounded_protocol(listening: socket.socket, most: int | None = None) -> type[
 
 
 def connection_limits(listening: socket.socket, wanted: int) -> PeerLimits[BoundedProtocol]:
-    """Raises the limit of open files as far as this user may. Where that is too few, there are fewer connections, and
-    the log says so."""
-    files = wanted * FILES_PER_CONNECTION
+    """Raises the limit of open files as far as this user may. Where that is too few, connections have three quarters of
+    it, and the log says so."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
-        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        soft = files
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     most = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft * 3 // 4)
     if most < wanted:
         _log.warning(
             "%d connections are the most, not %d: this user may have %d open files in one process. Raise that limit "
             "(`ulimit -Hn %d`, or LimitNOFILE= of a service) and start again.",
-            *(most, wanted, soft, files),
+            *(most, wanted, soft, 2 * wanted),
         )
     if listening.family != socket.AF_UNIX:
         return PeerLimits(most=most, per_user=most, reserved=0, owners=frozenset((NO_USER,)))

@@ -126,6 +126,10 @@ class Hub:
         }
         return f"{self._base}{_API}/oauth2/authorize?{urlencode(asked)}"
 
+    def check(self) -> None:
+        """Raise ``HubAway`` unless it answers."""
+        self._exchange("GET", "/")
+
     def token_for(self, code: str, handshake: Handshake) -> str:
         """The token that this browser's user gave to the service. Raises ``HubRefused``, ``HubAway``."""
         asked = {

@@ -75,6 +75,11 @@ class HubPeople:
 
     # ---- browsers
 
+    def check_answers(self) -> None:
+        """Raise ``HubAway`` where a browser that is sent to the hub would find that it does not answer."""
+        with self._ask():
+            self.hub.check()
+
     def sign_in(self, code: str, handshake: Handshake) -> str:
         """A cookie for the browser that brings this code from the hub. Raises ``SubletError``."""
         with self._ask():

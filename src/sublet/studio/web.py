@@ -570,6 +570,10 @@ class _Web:
         """Send the browser to the hub, which asks who it is or knows it already."""
         if self._hub is None or not page.at(""):
             return _html(page.sign_in_page(), 200)
+        try:
+            await run_in_threadpool(self._hub.check_answers)
+        except SubletError as error:  # the hub's proxy says no more than a number then
+            return _html(page.error_page(error), _status(error))
         secret = request.cookies.get(HANDSHAKE_COOKIE, "")
         if not _SECRET.fullmatch(secret):
             secret = secrets.token_urlsafe(32)
