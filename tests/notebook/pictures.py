@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import collections
 import copy
+import datetime as dt
+import decimal
+import fractions
 import functools
+import io
 import itertools
+import pathlib
 import random
 import re
 import types
@@ -15,7 +20,12 @@ from typing import Any, Final
 
 import numpy as np
 
-ATOMS: Final = (*(int, float, complex, bool, str, bytes), *(type(None), type(...), type(NotImplemented), range, slice))
+VALUES: Final = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, pathlib.PurePath)
+ATOMS: Final = (
+    *(int, float, complex, bool, str, bytes),
+    *(type(None), type(...), type(NotImplemented), range, slice),
+    *(*VALUES, dt.datetime, pathlib.PurePosixPath, pathlib.PosixPath),
+)
 HIDDEN: Final = re.compile(
     r"__(dict|weakref|module|doc|annotations|abstractmethods|builtins|firstlineno|static_attributes|slotnames)__"
     r"|_abc_\w+|cache_parameters"
@@ -104,6 +114,10 @@ class Picture:
                 return "set", [self.draw(one) for one in sorted(value, key=_place)]
             case int() | float() | str() | bytes():
                 return "atom", repr(value)
+            case dt.date() | dt.time() | dt.timedelta() | decimal.Decimal() | fractions.Fraction() | pathlib.PurePath():
+                return "value", repr(value)
+            case io.StringIO() | io.BytesIO():
+                return "file in memory", value.tell(), value.getvalue()
             case bytearray() | memoryview():
                 return bytes(value)
             case types.MappingProxyType():

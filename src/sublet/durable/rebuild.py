@@ -69,6 +69,13 @@ def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
     value.__dict__.update(attributes)
 
 
+def set_random(value: Any, parts: tuple[Any, dict[str, Any]]) -> None:
+    """A generator of numbers: where it stands, and its attributes."""
+    state, attributes = parts
+    value.setstate(state)
+    value.__dict__.update(attributes)
+
+
 def memory_view_on(owner: Any, at: int, nbytes: int, code: str, shape: tuple[int, ...]) -> memoryview:
     """A memoryview of a byte array, or of one of the array module."""
     return memory_view(memoryview(owner).cast("B")[at : at + nbytes], code, shape)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import datetime as dt
+import decimal
 import functools
 import logging
 import struct
@@ -20,7 +22,7 @@ from sublet.notebook.memories import is_array, is_given_memory, is_memory, is_te
 from sublet.notebook.operations import StateWrite
 from sublet.notebook.untouchable import is_own_namespace
 from sublet.notebook.updaters import UpdatePlan, Way, is_frame, is_looked_at
-from sublet.state.checkpoints.object_groups import IDENTITY_FREE
+from sublet.state.checkpoints.object_groups import is_identity_free
 from sublet.state.transfer.codec import encode
 from sublet.state.transfer.figures import figure_of, is_part_kind
 from sublet.state.transfer.reducers import OWNERS, EncodingRules, has_plain_state, owner_of
@@ -162,7 +164,7 @@ def _of_one_owner(plan: UpdatePlan, old: Any, new: Any) -> bool:
 
 def is_as_it_was(old: Any, new: Any, rules: EncodingRules) -> bool:
     """Of two that no code here can look into: whether pickle says the same of both. ``rules``: of the same plan."""
-    if type(old) is not type(new) or isinstance(new, IDENTITY_FREE) or type(new) in _WAYS:
+    if type(old) is not type(new) or is_identity_free(new) or type(new) in _WAYS:
         return False
     if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None:
         return False
@@ -264,8 +266,9 @@ _WAYS: Final[dict[type, Way]] = {
 }
 _STATED: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]] = {
     "random.Random": (lambda one: one.getstate(), lambda one, state: one.setstate(state)),
-    "_io.StringIO": (lambda one: one.__getstate__(), lambda one, state: one.__setstate__(state)),
-    "_io.BytesIO": (lambda one: one.__getstate__(), lambda one, state: one.__setstate__(state)),
+    # without the last part, the attributes: what stands in them may have an original here
+    "_io.StringIO": (lambda one: (*one.__getstate__()[:3], None), lambda one, state: one.__setstate__(state)),
+    "_io.BytesIO": (lambda one: (*one.__getstate__()[:2], None), lambda one, state: one.__setstate__(state)),
     "numpy.random._generator.Generator": (
         lambda one: one.bit_generator.state,
         lambda one, state: setattr(one.bit_generator, "state", state),
@@ -283,7 +286,9 @@ MADE_ANEW: Final[frozenset[type]] = frozenset(
 """What stands for one of these is the original, or is made."""
 _ALIKE: Final = frozenset({list, dict, OrderedDict, defaultdict, set, types.CellType})
 _AT_ONCE: Final = MADE_ANEW | {types.FunctionType, memoryview}
-IMMUTABLE: Final[frozenset[type]] = frozenset({int, float, complex, str, bytes})
+IMMUTABLE: Final[frozenset[type]] = frozenset(
+    {int, float, complex, str, bytes, decimal.Decimal, dt.date, dt.datetime, dt.time, dt.timedelta}
+)
 _CORES: Final[frozenset[type]] = frozenset({object, *IMMUTABLE, *_WAYS})
 _cores: Final[dict[int, tuple[weakref.ref[type], type | None]]] = {}
 """What was found, by the id of the class: some classes cannot be hashed."""

@@ -27,7 +27,7 @@ from sublet.state.checkpoints.records import leaf_starts
 from sublet.state.transfer.codec import Encoding
 from sublet.state.transfer.encoded import Encoded
 from sublet.state.transfer.memory import address_of
-from sublet.state.transfer.names import found_by_name
+from sublet.state.transfer.names import MAINS, found_by_name
 from sublet.state.transfer.reducers import OWNERS, EncodingRules, GpuRule
 
 LARGE_BYTES: Final = 256 * 1024
@@ -398,9 +398,18 @@ def _are_flat(values: Iterable[Any], encoding: Encoding) -> bool:
     return SCALARS.issuperset(map(type, gc.get_referents(*doubtful)))
 
 
+def is_identity_free(value: object) -> bool:
+    """Whether it is of a type that cannot change. Of a program's own class of such a type its attributes can."""
+    if not isinstance(value, IDENTITY_FREE):
+        return False
+    kind = type(value)
+    is_own = kind.__dictoffset__ != 0 and kind.__module__ in MAINS
+    return not is_own or isinstance(value, enum.Enum | type | StandsFor)
+
+
 def has_identity(value: object) -> bool:
     """Whether it matters whether two names hold this or an equal one."""
-    if isinstance(value, IDENTITY_FREE):
+    if is_identity_free(value):
         return False
     kind = type(value)
     if kind is types.FunctionType or kind.__name__ == "cython_function_or_method":

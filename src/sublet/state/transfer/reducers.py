@@ -10,13 +10,18 @@ from __future__ import annotations
 import array
 import collections
 import copyreg
+import datetime as dt
+import decimal
 import enum
+import fractions
 import functools
 import gc
 import importlib
 import itertools
 import operator
 import os
+import pathlib
+import random
 import re
 import struct
 import sys
@@ -237,6 +242,21 @@ class EncodingRules:
         fields = core is tuple and hasattr(kind, "_fields")
         return core.__new__, (kind, *((arguments[1:],) if fields else arguments[1:])), *parts
 
+    @staticmethod
+    def _with_attributes(core: Any, value: Any) -> Any:
+        """pickle would call the program's class with what makes a bare value, and leave the attributes behind."""
+        kind = type(value)
+        _, arguments, *_ = core.__reduce_ex__(value, 4)
+        if issubclass(core, pathlib.PurePath):  # what it is made of, ``__init__`` keeps
+            return kind, arguments, vars(value) or None
+        return core.__new__, (kind, *arguments), vars(value) or None
+
+    @staticmethod
+    def _random(value: random.Random) -> Any:
+        """The same of a generator of numbers of the program's own class."""
+        state = value.getstate(), dict(vars(value))
+        return random.Random.__new__, (type(value),), state, None, None, rebuild.set_random
+
     def _rule_for(self, kind: type) -> Rule | None:
         """Most classes have none, and their bases show it. To ask for one rule after the other takes far longer."""
         bases = self.classes.bases
@@ -250,6 +270,11 @@ class EncodingRules:
         for core in (collections.deque, collections.defaultdict):
             if issubclass(kind, core) and kind.__reduce__ is core.__reduce__:
                 return self._collection
+        if issubclass(kind, random.Random) and _is_pickled_as(kind, random.Random):
+            return self._random
+        for base in _WITHOUT_ATTRIBUTES:
+            if issubclass(kind, base) and kind.__dictoffset__ and _is_pickled_as(kind, base):
+                return functools.partial(self._with_attributes, base)
         return self._made_before if core_made_by(kind) is not None else None
 
     def _bases(self) -> set[type]:
@@ -884,6 +909,10 @@ def _is_named_tuple(kind: type) -> bool:
 
 _CALLED_BY_PICKLE: Final = {list: ("__new__", "append", "extend"), set: ("__new__", "__init__")}
 _CORES: Final = frozenset({object, int, float, complex, str, bytes, tuple, frozenset, list, dict, set})
+_WITHOUT_ATTRIBUTES: Final = (
+    *(dt.datetime, dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, pathlib.PurePath),
+)
+"""Values of Python's own of which pickle takes no attributes along."""
 _BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
 
 
