@@ -77,6 +77,10 @@ class Session:
         return lease is not None and self.fabric.lease(lease.id).idle
 
 
+def ctrl_c(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def session(
     stage: OfficeStage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -134,7 +138,7 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
 
 
 def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
-    stage: OfficeStage, session: Session, tmp_path: Path
+    stage: OfficeStage, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is held by another; a new session is not granted within its wait, and rests. The first cell of a name
     that was never used starts a session with what it asks for: it waits, is seen to wait and why, and runs when the
@@ -150,14 +154,26 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
         assert re.search(r"place 1 in the queue, with about .+ to go: .*`--wait \d+m`", said)
         assert "more than any node has" in session("start", "big", "--vram", "80GiB", status=75)
         assert session.state("big") is None, "it was never started"
+        assert "last asked" in session("show", "second")
+        with monkeypatch.context() as patch:
+            patch.setattr("sublet.studio.Sessions.acquire", ctrl_c)
+            assert "Session third is there and rests" in session("start", "third", "--vram", "1GiB", status=130)
+        assert "It saved nothing" in session("end", "third")
         assert session.state("second") is SessionState.RESTING
         assert "last asked" in session("explain", "second")
         before = session("ls", "--all")
         for word in ("☃", "", " ", "s-0123456789ab", "x" * 200):
             assert "there is no session" in session("rest", word, "--now", status=1)
             assert "there is no session" in session("end", word, "--now", status=1)
-        for word in ("☃ ", "", " ", "../up", "x" * 200):
+        for word in ("☃ ", "", " ", "../up", "x" * 200, "s-0123456789ab"):
             assert session("start", word, "--vram", "1GiB", "--later", status=2)
+        for words, said in {
+            ("--vram", "1KiB"): "less than 1MiB",
+            ("--vram", "1GiB", "--or-model", "any"): "--or-model needs --model",
+            ("--vram", "1GiB", "--at-least", "1GiB"): "--at-least needs --smaller-ok",
+            ("--vram", "1GiB", "--smaller-ok", "--at-least", "2GiB"): "--at-least is more than --vram",
+        }.items():
+            assert said in session("start", "wrong", *words, status=2)
         assert session("ls", "--all") == before, "and nothing was changed"
         with shell_on(stage, tmp_path / "c", SUBLET_SESSION="fresh") as shell:
             assert "more than any node has" in shell.run("%%gpu --vram 80GiB\n1")["said"]

@@ -27,7 +27,7 @@ from sublet.cli.parsing import (
 from sublet.cli.show import Json, document, paint, seconds, table, visible
 from sublet.errors import SubletError
 from sublet.invocation import typeable, typed
-from sublet.values import Exclusivity, Tier, format_size
+from sublet.values import MIB, Exclusivity, Tier, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -82,7 +82,15 @@ def start(
     since no lease was granted within the wait.
     """
     from sublet.studio import Terms
+    from sublet.studio.sessions import is_there
 
+    less = _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model)
+    if gpu < MIB:
+        raise UsageError("--vram is less than 1MiB", do="Give what the work needs on each GPU, such as --vram 8GiB.")
+    if at_least is not None and at_least > gpu:
+        raise UsageError("--at-least is more than --vram", do="Make it at most the same.")
+    if or_model is not None and model is None:
+        raise UsageError("--or-model needs --model as well", do="Say which is wanted: --model A100 --or-model any.")
     fabric, sessions = _reach()
     terms = Terms(
         vram=gpu,
@@ -92,16 +100,17 @@ def start(
         pay_priority=pay_priority,
         exclusivity=exclusivity,
         model=model,
-        **_less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model),
+        **less,
     )
-    if or_model is not None and model is None:
-        raise UsageError("--or-model needs --model as well", do="Say which is wanted: --model A100 --or-model any.")
     made = sessions.start(session, terms)
     if not later:
         try:
             _hold(sessions, made, waiting, as_json=as_json)
         except SubletError as error:
             sessions.not_started(made, error)
+            raise
+        except KeyboardInterrupt:  # the office was told that the request is withdrawn
+            sys.stderr.write(f"\n{visible(typeable(is_there(made)))}\n")
             raise
     return _print_result(
         fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json
@@ -123,9 +132,9 @@ def resume(
 
     Exit status 75: no lease was granted within the wait.
     """
+    less = _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model)
     fabric, sessions = _reach()
     found = sessions.find(session)
-    less = _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model)
     _hold(sessions, found, waiting, less, as_json=as_json)
     return _print_result(
         fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json
@@ -162,7 +171,9 @@ def end(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> i
     """End a session: it gets no further lease. Its volume is kept as other volumes are."""
     fabric, sessions = _reach()
     found = sessions.end(session, even_if_busy=now)
-    hint = f"What it saved is in the volume {found.volume}, if it saved anything."
+    hint = f"What it saved is in its volume: {typed('sublet volume show')} {found.volume}"
+    if all(one.name != found.volume for one in fabric.volumes()):
+        hint = "It saved nothing: it has no volume."
     return _print_result(fabric, sessions, found.id, hint, as_json=as_json)
 
 
@@ -193,7 +204,17 @@ def ls(
 
 def show(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Show one session in full, with its leases."""
-    from sublet.studio.views import CELL_HEADS, cell_row, last_saved, offer_facts, place, session_views, state, the_bill
+    from sublet.studio.views import (
+        CELL_HEADS,
+        cell_row,
+        last_saved,
+        offer_facts,
+        place,
+        refusal,
+        session_views,
+        state,
+        the_bill,
+    )
 
     fabric, sessions = _reach()
     view = session_views(fabric, [_reconciled(sessions, session)])[0]
@@ -206,6 +227,7 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
         ("state", state(view)),
         *([("queue", place(view))] if view["position"] else []),
         *(offer_facts(view["offer"]) if view["offer"] else []),
+        *([("last asked", refusal(view["reason"]))] if view["reason"] and not view["position"] else []),
         ("asks for", f"{_what(view)}{', pays for priority' if view['terms']['pay_priority'] else ''}"),
         *([("person", view["person"])] if view["person"] else []),
         ("tenant", view["tenant"] or "-"),

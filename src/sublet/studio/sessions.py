@@ -251,12 +251,8 @@ class Sessions(Generic[L]):
     def not_started(self, session: Session, error: SubletError) -> None:
         """The first request of a session that was just started came to this error; where the session stays, the error
         says so."""
-        name = session.name
         if not self.end_refused(session, error) and not self._found[session.id].is_over:
-            error.do = (
-                f"{error.do} Session {name} is there and rests: `sublet session resume {name}` asks again, "
-                f"`sublet session end {name}` ends it."
-            ).lstrip()
+            error.do = f"{error.do} {is_there(session)}".lstrip()
 
     def end_refused(self, session: Session, error: SubletError) -> bool:
         """End a session that was just started if what it asks for can never be granted; whether it is over so."""
@@ -272,6 +268,11 @@ class Sessions(Generic[L]):
 
     def _check_start(self, record: Started) -> None:
         name = valid_name(record.name, "session name")
+        if _IDENT.fullmatch(name):  # most likely one is meant that is elsewhere, or that was mistyped
+            raise InvalidRequest(
+                f"there is no session {name}, and no new one is named like an id",
+                do="`sublet session ls` lists those that are there; give a new one another name.",
+            )
         if any(one.name == name and not one.is_over for one in self._found.values()):
             raise NameTaken(
                 f"there is a session {name} already",
@@ -780,6 +781,15 @@ def find_session(listed: Sequence[Session], text: str) -> Session:
     for session in [one for one in named if not one.is_over] or named:
         return session
     raise no_session(text)
+
+
+def is_there(session: Session) -> str:
+    """What is said of a new session that got no lease yet."""
+    name = session.name
+    return (
+        f"Session {name} is there and rests: `sublet session resume {name}` asks again, `sublet session end {name}` "
+        "ends it."
+    )
 
 
 def no_session(text: str) -> NotFound:

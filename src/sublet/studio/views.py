@@ -247,7 +247,7 @@ def advice(view: Json) -> str:
             "run the next cell of its notebook, which goes on with the suspended program; or give that up: "
             f"`sublet session end {view['name']} --now`"
         )
-    if view["reason"] and not view["leases"]:  # what it asks for may be more than there is
+    if ": " in view["reason"] and not view["leases"]:  # the office refused it: it may be more than there is
         name = view["name"]
         return (
             f"ask again when that may have changed, `sublet session resume {name}`, or start it anew with other sizes: "

@@ -447,6 +447,13 @@ def test_work_under_its_lease_is_the_last_activity_of_a_session(world: World) ->
     assert world.sessions.find(IDENT).active_ns < 80, "what it does not hold, it does not use"
 
 
+def test_no_new_session_is_named_like_an_id(world: World) -> None:
+    """A notebook with a wrong id, or that of a session that is elsewhere, began another session of that name."""
+    for name in ("s-0123456789ab", IDENT):
+        with pytest.raises(InvalidRequest, match=f"there is no session {name}, and no new one"):
+            world.sessions.start(name, Terms(vram=GIB))
+
+
 def _refused(world: World, error: SubletError) -> SubletError:
     """What a person is told whose start came to this."""
 

@@ -78,6 +78,7 @@ def test_a_session_that_was_never_granted_is_told_how_to_begin_with_less() -> No
     refused = advice({**view, "reason": "capacity: no device has 40GiB"})
     assert "`sublet session end big`, then `sublet session start big --vram SIZE`" in refused
     assert "session end" not in advice({**view, "reason": "capacity: nothing is free", "leases": [{"id": "l-1"}]})
+    assert "session end" not in advice({**view, "reason": "interrupted"}), "the office refused nothing"
 
 
 def test_an_offer_has_the_same_words_in_every_place() -> None:
