@@ -22,7 +22,7 @@ Scope = Literal["lease", "work", "request", "office"]
 class SubletError(Exception):
     """Something in Sublet did not go as asked."""
 
-    transient: ClassVar[bool] = False
+    transient: bool = False
     scope: ClassVar[Scope] = "request"
     default_do: ClassVar[str] = ""
 

@@ -379,6 +379,7 @@ def test_a_start_that_can_never_be_granted_leaves_nothing_to_program_and_page(st
     before = ana.done("GET", "/v1/sessions?all=1")
     answer = ana.ask("POST", "/v1/sessions", {"name": "big", "vram": 1 << 40})
     assert (answer.status, answer.doc["error"]["reason"]) == (409, "too_big"), answer.text
+    assert answer.doc["error"]["transient"] is False
     assert "more than any node has" in answer.doc["error"]["message"]
     assert "session" not in answer.doc["error"]["do"]
     browser = ana.browser()

@@ -87,7 +87,7 @@ def refused(answer: RefusalAnswer, request: AcquireRequest) -> SubletError:
     if answer.would_fit and request.wants:
         offer = Offer(kind=kind, asked=request.wants[0].amount, offered=answer.would_fit)
     error = unavailable(kind, answer.reason, offer=offer, estimate=answer.estimate, do=do)
-    error.reason = answer.code
+    error.reason, error.transient = answer.code, answer.code != "too_big"
     return error
 
 

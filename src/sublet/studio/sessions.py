@@ -68,8 +68,6 @@ CLAIM_S: Final = 1.0
 LOOK_S: Final = 0.25
 """Between two looks for the answer to an offer, which any process may record."""
 NOTHING: Final[Mapping[str, Any]] = {}
-TOO_BIG: Final = "too_big"
-"""The office's reason where what is asked for is more than there is, as its refusal names it."""
 _IDENT: Final = re.compile(r"s-[0-9a-f]{12}")
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
 _AT_REST: Final = (SessionState.RESTING, SessionState.ENDED)
@@ -256,7 +254,7 @@ class Sessions(Generic[L]):
 
     def end_refused(self, session: Session, error: SubletError) -> bool:
         """End a session that was just started if what it asks for can never be granted; whether it is over so."""
-        if error.transient and error.reason != TOO_BIG:
+        if error.transient:
             return False
         refused = Ended(reason=SessionEnd.ENDED, detail=error.message)
         alone = 3  # records: it was started, it asked, and was refused; no other program came to it meanwhile

@@ -174,7 +174,12 @@ def test_an_error_keeps_the_offices_word_for_why(script: Script) -> None:
     assert (type(error_of(unknown)), error_of(unknown).reason) == (SubletError, "odd")
     with pytest.raises(CapacityExceeded) as caught:
         acquire(script, refusal("too_big"), wait=0)
-    assert caught.value.reason == "too_big"
+    assert (caught.value.reason, caught.value.transient) == ("too_big", False), (
+        "it is never granted, whenever it is asked"
+    )
+    with pytest.raises(CapacityExceeded) as caught:
+        acquire(script, refusal("capacity"), wait=0)
+    assert caught.value.transient
 
 
 def test_a_refusal_says_what_would_fit(script: Script) -> None:

@@ -454,6 +454,13 @@ def test_no_new_session_is_named_like_an_id(world: World) -> None:
             world.sessions.start(name, Terms(vram=GIB))
 
 
+def _too_big() -> CapacityExceeded:
+    """As the client makes it of such a refusal."""
+    error = CapacityExceeded("80GiB is more than any node has", do="Ask for less.", reason="too_big")
+    error.transient = False
+    return error
+
+
 def _refused(world: World, error: SubletError) -> SubletError:
     """What a person is told whose start came to this."""
 
@@ -470,7 +477,7 @@ def _refused(world: World, error: SubletError) -> SubletError:
 @pytest.mark.parametrize(
     "error",
     [
-        CapacityExceeded("80GiB is more than any node has", do="Ask for less.", reason="too_big"),
+        _too_big(),
         Unsupported("no device here is called A100", reason="unsupported"),
         InvalidRequest("the time to live is too long"),
         QuotaExceeded("that is above the ceiling of its group"),
@@ -502,7 +509,7 @@ def test_a_start_that_was_refused_stays_where_another_program_came_to_it(world: 
     """A notebook of the same label waits for a lease of it: nothing is taken from it."""
 
     def answer(asking: Asking) -> str:
-        raise CapacityExceeded("more than any node has", reason="too_big")
+        raise _too_big()
 
     world.office.answer = answer
     with pytest.raises(CapacityExceeded) as caught:
@@ -518,5 +525,5 @@ def test_a_session_that_is_not_new_outlives_a_refusal_for_ever(world: World) -> 
     held = world.sessions.acquire(IDENT)
     world.office.ended(held, "released", 7)
     world.sessions.reconcile()
-    _refused(world, CapacityExceeded("more than any node has", reason="too_big"))
+    _refused(world, _too_big())
     assert world.state() is SessionState.RESTING
