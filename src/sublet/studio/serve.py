@@ -353,7 +353,10 @@ class ServedProgram:
         self._post(granted)
 
     def _not_acquired(self, error: BaseException) -> None:
-        said, why = str(error), Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
+        why = Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
+        if why is Why.REFUSED:  # what can be done is for the program's owner, not for those who ask it
+            _log(f"The program gets no GPU: {error}")
+        said = error.message if isinstance(error, SubletError) else str(error)
         self._post(lambda: self._served.refused(said, self._now(), why=why))
 
     def _withdraw(self) -> None:
@@ -545,6 +548,9 @@ def _session(sessions: Sessions[Lease], name: str, terms: Terms) -> Session:
     except NotFound:
         return sessions.start(name, terms)
     if found.is_over:
+        return sessions.start(name, terms)
+    if found.terms != terms and not found.leases:  # nothing of it would be lost
+        sessions.end(found.id)
         return sessions.start(name, terms)
     if found.terms != terms:
         raise InvalidRequest(

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, cast
 import pytest
 
 from sublet.client.guests import Output
-from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError
+from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, NotFound, SubletError
 from sublet.studio import serve
 from sublet.studio.people import OWNER_TENANT
 from sublet.studio.records import Terms
@@ -218,9 +218,12 @@ class Stage:
 
     def start(self, name: str, terms: Terms) -> Any:
         ident = f"s-{len(self.sessions)}"
-        made = SimpleNamespace(id=ident, name=name, terms=terms, volume=ident, is_over=False)
+        made = SimpleNamespace(id=ident, name=name, terms=terms, volume=ident, is_over=False, leases=())
         self.sessions[ident] = made
         return made
+
+    def end(self, ident: str) -> None:
+        self.sessions[ident].is_over = True
 
     def acquire(self, ident: str, told: Mapping[str, Any]) -> FakeLease:
         self.asked += 1
@@ -614,10 +617,29 @@ def test_a_session_goes_on_unless_it_has_ended_or_asks_for_something_else(
         assert app.session.id == "s-0"
         sessions = cast("Any", stage)
         assert serve._session(sessions, "chat", TERMS).id == "s-0"
+        stage.sessions["s-0"].leases = ("l-1",)
         with pytest.raises(InvalidRequest, match="session chat asks for something else"):
             serve._session(sessions, "chat", Terms(vram=1))
         app.session.is_over = True  # type: ignore[misc]
         assert serve._session(sessions, "chat", Terms(vram=1)).id == "s-1"
+        assert serve._session(sessions, "chat", TERMS).id == "s-2", "it asked for too much, and never had a lease"
+        assert stage.sessions["s-1"].is_over
+
+    served(run, tmp_path, monkeypatch)
+
+
+def test_who_asks_is_told_why_there_is_no_gpu_and_the_owner_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of the server's machine, with their paths, were sent to whoever asked."""
+
+    async def run(app: ServedProgram, stage: Stage) -> None:
+        caller = Caller(app)
+        stage.answers.put(CapacityExceeded("80GiB is more than any node has", do="Ask for less: `sublet status`."))
+        await caller.task
+        assert caller.status == 503
+        assert caller.error["message"] == "this program gets no GPU: 80GiB is more than any node has"
+        assert "80GiB is more than any node has. Ask for less: " in capsys.readouterr().err
 
     served(run, tmp_path, monkeypatch)
 
