@@ -16,6 +16,7 @@ import sublet
 from sublet.cli import main
 from sublet.studio import FabricOffice, SessionState, open_sessions
 from sublet.studio import Session as StudioSession
+from sublet.studio.records import Started, Terms
 from sublet.values import GIB
 from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import shell_on, stage_on
@@ -62,6 +63,10 @@ class Session:
     def view(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self("show", name, "--json"))
         return found
+
+    def newest_terms(self) -> Terms:
+        """Of the session that was started last, whatever became of it."""
+        return [one.record for one in self._sessions.entries(0) if isinstance(one.record, Started)][-1].terms
 
     def now(self, name: str) -> StudioSession:
         self._sessions.reconcile()
@@ -178,6 +183,9 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
         with shell_on(stage, tmp_path / "c", SUBLET_SESSION="fresh") as shell:
             assert "more than any node has" in shell.run("%%gpu --vram 80GiB\n1")["said"]
             assert session.state("fresh") is None, "what can never be granted starts none"
+            assert "no device here is called 'H900'" in shell.run("%%gpu --model H900 --smaller-ok\n1")["said"]
+            asked = session.newest_terms()
+            assert (asked.model, asked.or_smaller) == ("H900", True), "all that the first cell asks for"
             shell.ask("%%gpu --vram 512MiB\n1")
             until("the cell waits", lambda: session.state("fresh") is SessionState.WAITING)
             until("it has a place", lambda: session.view("fresh")["position"] == 1)

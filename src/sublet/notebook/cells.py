@@ -337,6 +337,9 @@ class Cells:
                 tier=(options.tier or Tier.INTERACTIVE).value,
                 pay_priority=options.pay_priority,
                 exclusivity=Exclusivity.SHARED.value if options.shared else None,
+                model=options.model,
+                or_smaller=options.smaller_ok,
+                or_model=options.or_model,
             )
             found = NotebookSession(name, self.fabric(), terms)
             if not self.owner.has_own_name or (before is not None and self.owner.name == before.session.volume):
