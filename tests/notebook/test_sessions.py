@@ -14,7 +14,8 @@ import pytest
 
 import sublet
 from sublet.cli import main
-from sublet.studio import FabricOffice, SessionState, open_sessions
+from sublet.errors import NotFound
+from sublet.studio import FabricOffice, NotebookSession, SessionState, open_sessions
 from sublet.studio import Session as StudioSession
 from sublet.studio.records import Started, Terms
 from sublet.values import GIB
@@ -140,6 +141,8 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
     assert session("bill", "thesis", "--csv").startswith("session,name,cell,lease,")
     assert session("ls").startswith("No sessions.")
     assert "there is no session nothing" in session("show", "nothing", status=1)
+    with pytest.raises(NotFound, match="there is no session s-0123456789ab"):  # a cell began one of that name
+        NotebookSession("s-0123456789ab", session.fabric, Terms(vram=GIB))
 
 
 def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(

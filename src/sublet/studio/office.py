@@ -23,7 +23,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.lease.value import wall_ns_of
 from sublet.studio.records import CellRecord, CheckpointLocator, Offered, ProcessIdentity, Terms
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
-from sublet.studio.sessions import Asking, Seen, Sessions, new_id
+from sublet.studio.sessions import Asking, Seen, Sessions, is_ident, new_id
 from sublet.studio.store import DATABASE, SqliteStore, Store
 from sublet.values import Kind
 from sublet.wire.http import ActivityRequest, EndView, LeaseView, ReleaseRequest
@@ -264,6 +264,8 @@ class NotebookSession:
         try:
             self.session = self._sessions.find(text)
         except NotFound:
+            if is_ident(text):  # of a session that is elsewhere, or mistyped
+                raise
             self.session = self._sessions.start(text, terms)
             self._is_new = True
         """As it was when the kernel came to it; its id, name and terms do not change."""

@@ -266,11 +266,8 @@ class Sessions(Generic[L]):
 
     def _check_start(self, record: Started) -> None:
         name = valid_name(record.name, "session name")
-        if _IDENT.fullmatch(name):  # most likely one is meant that is elsewhere, or that was mistyped
-            raise InvalidRequest(
-                f"there is no session {name}, and no new one is named like an id",
-                do="`sublet session ls` lists those that are there; give a new one another name.",
-            )
+        if is_ident(name):
+            raise InvalidRequest(f"a session cannot be named like an id ({name})", do="Give it another name.")
         if any(one.name == name and not one.is_over for one in self._found.values()):
             raise NameTaken(
                 f"there is a session {name} already",
@@ -301,7 +298,7 @@ class Sessions(Generic[L]):
                 entry = structs.replace(entry, seq=self._seq + 1)
             if entry.seq != self._seq + 1:
                 return False
-            if _IDENT.fullmatch(entry.session) is None or not 0 <= entry.at_ns < 1 << 63:
+            if not is_ident(entry.session) or not 0 <= entry.at_ns < 1 << 63:
                 raise InvalidRequest(f"{shown(entry.session)} is no record of a session", do="Upgrade the program.")
             if isinstance(entry.record, Started):
                 self._check_start(entry.record)
@@ -793,6 +790,11 @@ def is_there(session: Session) -> str:
 def no_session(text: str) -> NotFound:
     """What is said of a session that is not there, or is another person's."""
     return NotFound(f"there is no session {text[:40]}", do="`sublet session ls` lists them.")
+
+
+def is_ident(text: str) -> bool:
+    """Whether this is the id of a session, here or elsewhere."""
+    return _IDENT.fullmatch(text) is not None
 
 
 def new_id(random: bytes) -> str:

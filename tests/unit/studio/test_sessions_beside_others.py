@@ -448,9 +448,9 @@ def test_work_under_its_lease_is_the_last_activity_of_a_session(world: World) ->
 
 
 def test_no_new_session_is_named_like_an_id(world: World) -> None:
-    """A notebook with a wrong id, or that of a session that is elsewhere, began another session of that name."""
+    """An id stands for a session in every place where a name does."""
     for name in ("s-0123456789ab", IDENT):
-        with pytest.raises(InvalidRequest, match=f"there is no session {name}, and no new one"):
+        with pytest.raises(InvalidRequest, match="a session cannot be named like an id"):
             world.sessions.start(name, Terms(vram=GIB))
 
 
