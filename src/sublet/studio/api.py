@@ -148,8 +148,8 @@ class SessionView(msgspec.Struct, kw_only=True):
     started_at: str
     changed_at: str
     active_at: str
-    """Its last activity on record: it was asked for, taken over, a cell of it ended, or its served program had requests
-    (to the minute)."""
+    """Now while something runs in it; else its last activity on record: it was asked for, taken over, a cell of it
+    ended, or its served program had requests (to the minute)."""
     volume: str
     saved_at: str | None
     checkpoint: CheckpointLocator | None

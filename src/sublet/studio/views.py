@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +44,7 @@ def leases_of(session: Session, seen: SessionsSnapshot) -> list[LeaseView]:
 def _view(fabric: Fabric, session: Session, seen: SessionsSnapshot) -> Json:
     leases, bill = leases_of(session, seen), seen.bills.get(session.id)
     lease = next((one for one in leases if one.parks is None), None)
+    is_busy = lease is not None and seen_as(lease).is_busy
     view: Json = {
         "id": session.id,
         "name": session.name,
@@ -53,13 +55,13 @@ def _view(fabric: Fabric, session: Session, seen: SessionsSnapshot) -> Json:
         "terms": structs.asdict(session.terms),
         "started_at": _moment(session.started_ns),
         "changed_at": _moment(session.changed_ns),
-        "active_at": _moment(session.active_ns),
+        "active_at": _moment(time.time_ns() if is_busy else session.active_ns),
         "volume": session.volume,
         "saved_at": session.saved_at,
         "checkpoint": None if session.checkpoint is None else structs.asdict(session.checkpoint),
         "lease": None if lease is None else lease.id,
         "remaining": None if lease is None else lease.remaining,
-        "busy": lease is not None and seen_as(lease).is_busy,
+        "busy": is_busy,
         "suspended": session.state is SessionState.RESTING and any(one.parks is not None for one in leases),
         "position": None,
         "estimate": None,

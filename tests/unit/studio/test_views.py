@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from sublet.client.model import Offer
+from sublet.studio.look import SessionsSnapshot
 from sublet.studio.office import offer_of
-from sublet.studio.records import Offered
-from sublet.studio.views import advice, last_saved, offer_facts, refusal, state, the_bill
+from sublet.studio.records import Entry, Offered, Started, Terms, fold
+from sublet.studio.views import advice, last_saved, offer_facts, refusal, session_views, state, the_bill
 from sublet.values import GIB, Kind
 from sublet.wire.http import BillLine
+from tests.unit.client.script import view
 
 LINE = BillLine(
     key="s-1",
@@ -129,3 +131,17 @@ def test_a_session_that_was_ended_is_not_said_to_be_so_twice() -> None:
     view = {"state": "ended", "end": "ended"}
     assert state(view) == "ended"
     assert state(view | {"end": "expired"}) == "ended: expired"
+
+
+def test_while_something_runs_in_a_session_it_is_active_now() -> None:
+    """Its record knows when a cell ended, and a cell may run for hours; what is idle is as the record says."""
+    terms = Terms(vram=GIB)
+    started = Entry(seq=1, session="s-0123456789ab", at_ns=10**18, record=Started(name="thesis", terms=terms))
+    session, nothing = fold(None, started), cast("Any", None)
+    shown = {}
+    for is_idle in (True, False):
+        held = structs.replace(view("active"), idle=is_idle, granted_at="2026-11-21T07:01:00.000Z")
+        seen = SessionsSnapshot(began_s=0.0, leases={session.id: [held]}, places={}, bills={})
+        (shown[is_idle],) = session_views(nothing, [session], seen)
+    assert shown[True]["active_at"] == "2001-09-09T01:46:40.000Z"
+    assert shown[False]["active_at"] > "2025"
