@@ -178,10 +178,14 @@ def _hooks(line: LiveLine, *, as_json: bool) -> Hooks:
     return Hooks(on_place=lambda place: line.set(position_text(place)), on_offer=lambda offer: offered(line, offer))
 
 
-def position_text(place: Place) -> Callable[[float], str]:
+def position_text(place: Place, error_s: float | None = None) -> Callable[[float], str]:
+    """``error_s``: within how many seconds nine tenths of the office's estimates were right."""
+
     def text(waited: float) -> str:
         estimate = place.estimate
         about = "" if estimate is None else f", about {seconds(round(max(0.0, estimate - waited)))} to go"
+        if estimate is not None and error_s is not None:
+            about += f" (nine tenths of such estimates were within {seconds(round(error_s))})"
         return f"queued, place {place.position}{about}: {place.reason} (Ctrl-C leaves the queue)"
 
     return text

@@ -32,6 +32,7 @@ from sublet.values import MIB, Exclusivity, Tier, format_size
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
+    from sublet.client.model import Place
     from sublet.studio import Session, Sessions
 
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -105,7 +106,7 @@ def start(
     made = sessions.start(session, terms)
     if not later:
         try:
-            _hold(sessions, made, waiting, as_json=as_json)
+            _hold(fabric, sessions, made, waiting, as_json=as_json)
         except SubletError as error:
             sessions.not_started(made, error)
             raise
@@ -135,7 +136,7 @@ def resume(
     less = _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model)
     fabric, sessions = _reach()
     found = sessions.find(session)
-    _hold(sessions, found, waiting, less, as_json=as_json)
+    _hold(fabric, sessions, found, waiting, less, as_json=as_json)
     return _print_result(
         fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json
     )
@@ -343,17 +344,27 @@ def _less(*, smaller_ok: bool, at_least: int | None, or_model: str | None) -> di
 
 
 def _hold(
-    sessions: Sessions[Lease], session: Session, waiting: float, less: Mapping[str, Any] = NONE, *, as_json: bool
+    fabric: Fabric,
+    sessions: Sessions[Lease],
+    session: Session,
+    waiting: float,
+    less: Mapping[str, Any] = NONE,
+    *,
+    as_json: bool,
 ) -> None:
     """Acquire its lease, and leave it to the notebook that takes it over."""
     from sublet.cli.acquire import offered, position_text
     from sublet.cli.progress_line import LiveLine
+    from sublet.notebook.resume import estimate_error_s
     from sublet.studio.office import offer_of
+
+    def placed(place: Place) -> None:
+        line.set(position_text(place, None if place.estimate is None else estimate_error_s(fabric)))
 
     with LiveLine() as line:
         more: dict[str, Any] = {"wait": waiting, **less}
         if line.live or not as_json:
-            more["on_place"] = lambda place: line.set(position_text(place))
+            more["on_place"] = placed
         held = sessions.acquire(session.id, more, lambda offer: offered(line, offer_of(offer)))
     sessions.set_down(session.id, held)
 
