@@ -146,6 +146,9 @@ def simulate(
     second_policy: Annotated[
         str | None, Opt("--second-policy", metavar="FILE", help="Another policy.toml, in a column of its own.")
     ] = None,
+    no_yield: Annotated[
+        bool, Opt("--no-yield", help="Add a column in which idle holders keep their GPUs: what yielding is worth.")
+    ] = False,
     group: Annotated[
         str | None,
         Opt("--group", metavar="NAME", parse=name, help="Group of --policy that the sessions are in."),
@@ -238,6 +241,7 @@ def simulate(
         base=hardware,
         policies=rules,
         has_second=second_policy is not None,
+        without_yielding=no_yield,
         costs=replay.read_costs(Path(costs)) if costs is not None else replay.Costs(),
     )
     answer, number = None, hardware.gpus
@@ -272,6 +276,7 @@ class _Plan:
     """With any number of GPUs of its first model."""
     policies: Sequence[tuple[str, Rules]]
     has_second: bool
+    without_yielding: bool
     costs: Costs
 
     def hardware(self, gpus: int) -> ReplayHardware:
@@ -284,6 +289,8 @@ class _Plan:
         found = [self._run(sessions, hardware, self.policies[0], f"{gpus} GPUs")]
         if self.has_second:
             found.append(self._run(sessions, hardware, self.policies[1], f"{gpus} GPUs, second policy"))
+        if self.without_yielding:
+            found.append(self._run(sessions, hardware, _not_yielding(self.policies[0][1]), f"{gpus} GPUs, no yielding"))
         return [*found, *(run_peer(peer, sessions, hardware) for peer in PEERS)]
 
     def with_one_less(self, gpus: int, seed: int) -> Result | None:
@@ -523,6 +530,16 @@ def _pairs(text: str) -> dict[str, str]:
             "--job-columns needs NAME=COLUMN for each", do="Write start=COLUMN,duration=COLUMN,gpus=COLUMN."
         )
     return found
+
+
+def _not_yielding(rules: Rules) -> tuple[str, Rules]:
+    """The same rules, by which a lease is not taken because it is idle."""
+    from msgspec.structs import replace as with_fields
+
+    from sublet.values import DURATION_MAX_NS
+
+    never = with_fields(rules.policy, idle_least_ns=DURATION_MAX_NS, idle_most_ns=DURATION_MAX_NS)
+    return "no yield", rules._replace(policy=never)
 
 
 def _rules(path: str | None, week_min: float, rates: Rates | None) -> Rules:

@@ -340,3 +340,16 @@ def test_a_policy_that_names_a_model_holds_on_hardware_that_has_it(
     assert main([*words, "2xA100-40GiB,1xT4-16GiB"]) == 0
     assert main([*words, "3"]) == 2
     assert "1 GPU called 'A100' is more than there are (0)" in capsys.readouterr().err
+
+
+def test_a_column_shows_what_it_is_worth_that_idle_holders_yield(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One GPU, idle after a cell of a minute: the next person gets it after seconds, else when its time is over."""
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADS + "a,0,90,0,1,1,4\nb,0,90,2,1,1,4\n")
+    assert main(["simulate", "--trace", str(path), "--gpus", "1", "--no-yield", "--json"]) == 0
+    ours, without = json.loads(capsys.readouterr().out)["results"][:2]
+    assert (ours["name"], without["name"]) == ("leases", "no yield")
+    assert ours["wait_s"]["p99"] < 10
+    assert without["wait_s"]["p99"] > 150

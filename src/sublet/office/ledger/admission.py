@@ -7,10 +7,11 @@ import hashlib
 from collections.abc import Sequence
 from copy import copy
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
-from sublet.errors import InvalidRequest, QuotaExceeded
+from sublet.errors import InvalidRequest
 from sublet.lease.states import SliceState
 from sublet.office.ledger import budgets, burst_credit, replacement
 from sublet.office.ledger.answers import Refusal, RefusalCode
@@ -340,6 +341,9 @@ def _over_seconds(state: State, lease: LeaseRecord, used_milli_ns: int, limit: i
     return f"{said}, and this is expected to need {expected_s:.0f}" if expected_s else said
 
 
+LESS_OR_HIGHER: Final = "Ask for less, or the operator for a higher limit; waiting does not help."
+
+
 def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
     """A refusal if nothing here is of the class asked for, or its tenant may never have so much."""
     for want in lease.wants:
@@ -350,7 +354,7 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
     if beyond is None and (of_group := over_quota(lease.wants, state.group(group).quota, Held())) is not None:
         beyond = f"group {group}: {of_group}"
     if beyond is not None:
-        return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=QuotaExceeded.default_do)
+        return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=LESS_OR_HIGHER)
     return None
 
 
@@ -373,7 +377,7 @@ def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | No
         return Refusal(
             code=RefusalCode.QUOTA,
             reason=f"{together(lease.wants)} would be above the ceiling of its group on the devices that are here",
-            do=QuotaExceeded.default_do,
+            do=LESS_OR_HIGHER,
         )
     if fit(lease.wants, LOCAL_TENANT, rooms, mix=mix) is not None:
         return _walled_off(lease, state, rooms)

@@ -195,8 +195,9 @@ def check_group(group: GroupRecord) -> None:
         raise InvalidRequest("a floor or a ceiling is a number of GPUs, zero or more", do="Correct it.")
     most = reservations.most_gpus(group)
     if most is not None and group.floor > most:
+        gpus = "1 GPU" if group.floor == 1 else f"{group.floor} GPUs"
         raise InvalidRequest(
-            f"group {group.id} would have a floor of {group.floor} GPUs above its {most} at most",
+            f"group {group.id} would have a floor of {gpus} above its {most} at most",
             do="Lower the floor, or raise the ceiling.",
         )
 
