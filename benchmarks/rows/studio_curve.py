@@ -6,8 +6,10 @@ and of each request (``studio.connections``). It takes an hour, so ``all`` leave
 
 from __future__ import annotations
 
+import re
 import resource
 import statistics
+from collections import Counter
 from typing import Final
 
 from benchmarks.harness import Bench, Figure, Row, figure
@@ -21,6 +23,8 @@ SETTINGS: Final = f"{UPDATE}waiting = 10000\nconnections = 12000\n"
 FILES: Final = 16_384
 """Descriptors of this program, which has a connection for each open page and each request."""
 
+SAID_MAX: Final = 160
+
 
 def measure(bench: Bench) -> list[Figure]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -30,7 +34,7 @@ def measure(bench: Bench) -> list[Figure]:
         came = arrivals(bench, people, bench.either(WITHIN_S, 8.0), bench.either(AFTER_S, 4.0), SETTINGS)
         bench.note(
             f"{people} people: {len(came.admission)} sessions known to the office, {len(came.shown)} on a page, "
-            f"{len(came.wrong)} requests failed."
+            f"{len(came.wrong)} requests failed{_mostly(came.wrong)}."
         )
         found += [
             figure(f"{people}: admission, p99", "ms", [percentile(came.admission, 99)], operations=came.admission),
@@ -40,6 +44,12 @@ def measure(bench: Bench) -> list[Figure]:
             figure(f"{people}: memory of studio and office, the most", "MB", [max(one for _, one in came.loads)]),
         ]
     return found
+
+
+def _mostly(wrong: list[str]) -> str:
+    """What was said most often, without what is of one person alone."""
+    said = Counter(re.sub(r"[\w-]*\d[\w-]*", "…", text)[:SAID_MAX] for text in wrong)
+    return "".join(f", {count} of them: {text}" for text, count in said.most_common(1))
 
 
 ROW: Final = Row(
