@@ -72,7 +72,8 @@ PATIENCE_MS = 60_000
 def main(words: list[str]) -> int:
     folder = Path(words[0]) if words else DOCS
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="sublet-pictures-") as place:
+    with tempfile.TemporaryDirectory(prefix="sublet-pictures-", dir="/tmp") as place:
+        Path(place).chmod(0o755)  # for the socket of all users of the machine
         home = Path(place) / "home"
         with a_day(home) as day, a_studio(home) as (studio, address):
             day.people_arrive(address)
@@ -107,7 +108,13 @@ class Day:
             agents.append(MemoryAgent(inventory, **more))
             return agents[0]
 
-        self.office = Office(self.home, host_gpus=f"{GPUS}x80GiB", clock=self.clock, make_agent=make_agent)
+        self.office = Office(
+            self.home,
+            host_gpus=f"{GPUS}x80GiB",
+            clock=self.clock,
+            make_agent=make_agent,
+            shared=self.home.parent / "sublet",
+        )
         await self.office.start()
         self.agent = agents[0]
         try:
