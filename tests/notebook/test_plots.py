@@ -11,12 +11,12 @@ CODE = """
 import os, matplotlib
 {early}
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-from sublet.guest.kernel import plot_where_told
+from sublet.guest.kernel import set_backend_of_environment
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 shell.enable_gui = lambda gui=None: None  # a kernel has one
 shell.display_formatter.active_types = shell.display_formatter.format_types
-plot_where_told(shell)
+set_backend_of_environment(shell)
 import matplotlib.pyplot as plt
 figure = plt.plot([1, 2])[0].figure  # an empty one is no picture
 print(matplotlib.get_backend(), *shell.display_formatter.format(figure)[0])

@@ -47,8 +47,8 @@ ITEMS_BYTES_MAX: Final = 256 * 1024
 class _Function(contextlib.AbstractContextManager[None]):
     """One the holder has defined, loaded at its first call."""
 
-    def __init__(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
-        self.said = said
+    def __init__(self, message: ReceivedMessage, fds: tuple[int, ...]) -> None:
+        self.message = message
         self.fds = fds
         self.loaded: Callable[..., object] | None = None
 
@@ -100,16 +100,16 @@ class CallRunner:
 
     # ---- what is kept
 
-    def store_buffers(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
+    def store_buffers(self, message: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """Keep what is to be kept of a message, whatever becomes of it. ``fds`` stay the caller's."""
-        for piece in said.pieces:
+        for piece in message.pieces:
             if piece.where is Where.SHARED and piece.number and piece.fd < len(fds):
                 self._kept[piece.number] = os.dup(fds[piece.fd])
 
-    def define(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
+    def define(self, message: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """A function, to be loaded when it is called."""
-        self.store_buffers(said, fds)
-        self._functions[said.subject] = _Function(said, fds)
+        self.store_buffers(message, fds)
+        self._functions[message.subject] = _Function(message, fds)
 
     def forget(self, numbers: list[int], functions: bool) -> None:
         """The holder will not speak of these any more."""
@@ -131,9 +131,9 @@ class CallRunner:
 
     # ---- calls
 
-    def answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
+    def answer(self, call: int, message: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         """What came of one call. Raises ``SubletError`` where it could not be made."""
-        return self._answer(lambda: self._dispatch(call, said, fds, board))
+        return self._answer(lambda: self._dispatch(call, message, fds, board))
 
     def answer_later(self, later: asyncio.Future[object]) -> WorkerAnswer:
         """What came of a call whose function left this to be waited for, and which is done."""
@@ -156,23 +156,23 @@ class CallRunner:
         except KeyboardInterrupt as error:
             return self._interrupted(error)
 
-    def _dispatch(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
-        match said.kind:
-            case HolderMessage.RUN if Flag.MANY in said.flags:
-                return self._run_many(call, said, fds, board)
+    def _dispatch(self, call: int, message: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
+        match message.kind:
+            case HolderMessage.RUN if Flag.MANY in message.flags:
+                return self._run_many(call, message, fds, board)
             case HolderMessage.RUN:
-                return self._result(self._main_queue.execute(lambda: self._run(said, fds)))
+                return self._result(self._main_queue.execute(lambda: self._run(message, fds)))
             case HolderMessage.NEXT:
-                return self._next(said.subject, said.amount)
+                return self._next(message.subject, message.amount)
             case HolderMessage.CLOSE:
-                self._main_queue.execute(lambda: self._close_series(said.subject))
+                self._main_queue.execute(lambda: self._close_series(message.subject))
                 return WorkerAnswer(WorkerMessage.VALUE, encode(None, "nothing"))
             case _:
-                return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
+                return fault(InvalidRequest(f"a worker was asked for {message.kind}, which it does not know"))
 
-    def _run(self, said: ReceivedMessage, fds: tuple[int, ...]) -> object:
-        function = self._function(said.subject)
-        head, buffers = fetch_buffers(said, fds, self._fd)
+    def _run(self, message: ReceivedMessage, fds: tuple[int, ...]) -> object:
+        function = self._function(message.subject)
+        head, buffers = fetch_buffers(message, fds, self._fd)
         args, kwargs = _loaded(head, buffers, "its arguments")
         return self._called(function, args, kwargs)
 
@@ -186,7 +186,7 @@ class CallRunner:
         except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
             raise _Wrapped(error) from None
 
-    def _run_many(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
+    def _run_many(self, call: int, message: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> WorkerAnswer:
         """Each result is kept where the end of this process cannot take it, before the next item begins."""
         kept = self.results
         if kept is None or board is None:
@@ -196,8 +196,8 @@ class CallRunner:
         self._unsent = _Unsent()
 
         def work() -> None:
-            function = self._function(said.subject)
-            head, buffers = fetch_buffers(said, fds, self._fd)
+            function = self._function(message.subject)
+            head, buffers = fetch_buffers(message, fds, self._fd)
             items = _loaded(head, buffers, "its arguments")
             keep, note, dumps, plain = kept.put, self._unsent.values.append, pickle.dumps, _PLAIN
             words = board.words
@@ -299,10 +299,10 @@ class CallRunner:
         if found is None:
             raise NotFound(f"there is no function {number} here")
         if found.loaded is None:
-            if Flag.NAMED in found.said.flags:
-                found.loaded = _by_name(found.said)
+            if Flag.NAMED in found.message.flags:
+                found.loaded = _by_name(found.message)
             else:
-                head, buffers = fetch_buffers(found.said, found.fds, self._fd)
+                head, buffers = fetch_buffers(found.message, found.fds, self._fd)
                 found.loaded = _loaded(head, buffers, "the function")
         return found.loaded
 
@@ -418,9 +418,9 @@ def _loaded(head: memoryview, buffers: list[memoryview], what: str) -> Any:
 # ------------------------------------------------------------------------------------------- who is on the other side
 
 
-def introduce(said: ReceivedMessage) -> WorkerAnswer:
+def introduce(message: ReceivedMessage) -> WorkerAnswer:
     """Find modules where the holder finds them; and say which Python this is."""
-    wish = json.loads(said.blob)
+    wish = json.loads(message.blob)
     known = set(sys.path)
     sys.path += [path for path in wish["path"] if path not in known]
     return WorkerAnswer(
@@ -434,9 +434,9 @@ def introduce(said: ReceivedMessage) -> WorkerAnswer:
     )
 
 
-def _by_name(said: ReceivedMessage) -> Any:
+def _by_name(message: ReceivedMessage) -> Any:
     """The function of this name, if its module is the file that the holder has, as it was when first asked for."""
-    wish = json.loads(said.blob)
+    wish = json.loads(message.blob)
     name, file = wish["module"], wish["file"]
     try:
         module: Any = importlib.import_module(name)

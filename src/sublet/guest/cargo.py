@@ -139,7 +139,7 @@ def place_buffers(
 
 
 def fetch_buffers(
-    said: ReceivedMessage, fds: Sequence[int], kept: Callable[[int], int]
+    message: ReceivedMessage, fds: Sequence[int], kept: Callable[[int], int]
 ) -> tuple[memoryview, list[memoryview]]:
     """The first piece and the others of a message. ``kept`` gives the descriptor of a kept piece.
 
@@ -147,9 +147,9 @@ def fetch_buffers(
     """
     found: list[memoryview] = []
     at = 0
-    for piece in said.pieces:
+    for piece in message.pieces:
         if piece.where is Where.INLINE:
-            found.append(said.data[at : at + piece.length])
+            found.append(message.data[at : at + piece.length])
             at += piece.length
             continue
         if piece.where is Where.SHARED and piece.fd >= len(fds):

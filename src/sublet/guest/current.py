@@ -206,8 +206,8 @@ def note_host_device(error: BaseException) -> None:
     from sublet.devices.no_gpu import HOST_DEVICE_HINT, misses_a_gpu
 
     with contextlib.suppress(Exception):  # an exception with a broken __str__, or no page
-        told = HOST_DEVICE_HINT in getattr(error, "__notes__", ())
-        if not told and misses_a_gpu(str(error)) and current().devices and device() == "cpu":
+        is_noted = HOST_DEVICE_HINT in getattr(error, "__notes__", ())
+        if not is_noted and misses_a_gpu(str(error)) and current().devices and device() == "cpu":
             error.add_note(HOST_DEVICE_HINT)
 
 

@@ -70,14 +70,14 @@ class DeviceService:
             with self._one_at_a_time, contextlib.suppress(SubletError):
                 calls.close()
 
-    def _answer(self, conversation: Conversation, calls: SessionCalls, asked: Called, visit: Visit) -> None:
+    def _answer(self, conversation: Conversation, calls: SessionCalls, called: Called, visit: Visit) -> None:
         try:
             with self._one_at_a_time, at_work():
-                body, fds = calls.answer(asked.body, asked.fds, by=(visit.lease, visit.epoch))
+                body, fds = calls.answer(called.body, called.fds, by=(visit.lease, visit.epoch))
         except SubletError as error:
-            conversation.link.refuse(asked.call, error)
+            conversation.link.refuse(called.call, error)
         else:
-            conversation.link.reply(asked.call, body, fds)
+            conversation.link.reply(called.call, body, fds)
 
     def _device(self, place: int) -> Device:
         devices = self._page.read().devices

@@ -47,7 +47,7 @@ class KernelInterrupts:
         self._cell = self._before = self._early = ""
         """The one that runs; the one before it; one that is to come and shall not begin."""
         self._is_wanted = False
-        self._was_asked = False
+        self._was_requested = False
         """By the name of a cell. Then a signal only wakes the thread; else it is an interrupt from elsewhere."""
         self._is_open = False
         """Whether code of the cell runs."""
@@ -67,7 +67,7 @@ class KernelInterrupts:
             if cell in ("", self._before):
                 return False
             if cell == self._cell:
-                self._is_wanted = self._was_asked = True
+                self._is_wanted = self._was_requested = True
                 self._wake()
                 self._wake_again()
             else:
@@ -80,7 +80,7 @@ class KernelInterrupts:
         """It was asked for; its code is still to come."""
         with self._lock:
             self._cell, self._task, self.is_cancelled, self.last_shown = cell, None, False, None
-            self._is_wanted = self._was_asked = self._early == cell
+            self._is_wanted = self._was_requested = self._early == cell
             self._early = ""
 
     def finish(self) -> bool:
@@ -98,7 +98,7 @@ class KernelInterrupts:
         """For SIGINT."""
         if not self._cell:
             return
-        if not self._was_asked:
+        if not self._was_requested:
             self._is_wanted = True
         self._raise_if_wanted()
 
@@ -190,7 +190,7 @@ class KernelInterrupts:
     def _part(self) -> None:
         """In a process that a cell forked: no request names its cell."""
         self._lock = threading.Lock()
-        self._is_wanted = self._was_asked = False
+        self._is_wanted = self._was_requested = False
 
 
 def _stopped_at(code: CodeType) -> CodeType:
@@ -231,9 +231,9 @@ def kernel_class() -> Any:
 
         async def interrupt_request(self, stream: Any, ident: Any, parent: Any) -> None:
             in_time = self.interrupts.ask(str(parent["content"].get("of", "")))
-            said = {"status": "ok", "late": not in_time}
+            content = {"status": "ok", "late": not in_time}
             session: Any = self.session
-            session.send(stream, "interrupt_reply", said, parent, ident=ident)
+            session.send(stream, "interrupt_reply", content, parent, ident=ident)
 
         async def do_execute(self, *args: Any, **named: Any) -> dict[str, Any]:
             shell: Any = self.shell
@@ -241,8 +241,8 @@ def kernel_class() -> Any:
                 None,
                 False,
             )  # of one cut short while shown
-            asked: Any = self.get_parent("shell")  # type: ignore[no-untyped-call]
-            self.interrupts.begin(asked["header"]["msg_id"])
+            request: Any = self.get_parent("shell")  # type: ignore[no-untyped-call]
+            self.interrupts.begin(request["header"]["msg_id"])
             try:
                 reply: dict[str, Any] = await super().do_execute(*args, **named)  # type: ignore[no-untyped-call]
             finally:
@@ -254,9 +254,9 @@ def kernel_class() -> Any:
                 name, text = self.interrupts.last_shown
                 reply |= {"ename": name, "evalue": text}
             if is_left and reply["status"] == "ok":
-                said = [f"KeyboardInterrupt: {LATE}"]
-                shell._showtraceback(KeyboardInterrupt, LATE, said)
-                reply |= {"status": "error", "ename": "KeyboardInterrupt", "evalue": LATE, "traceback": said}
+                traceback = [f"KeyboardInterrupt: {LATE}"]
+                shell._showtraceback(KeyboardInterrupt, LATE, traceback)
+                reply |= {"status": "error", "ename": "KeyboardInterrupt", "evalue": LATE, "traceback": traceback}
             return reply
 
     return InterruptedByName

@@ -47,14 +47,14 @@ def main() -> None:
     try:
         from sublet.guest.kernel_app import IDENTITY, make_app
     except ImportError as error:  # the holder shows the end of stderr: the sentence, and not where we raised it
-        said = f"{sys.executable} has no ipykernel ({error})"
-        sys.exit(str(Unsupported(said, do=f"{sys.executable} -m pip install ipykernel")))
+        message = f"{sys.executable} has no ipykernel ({error})"
+        sys.exit(str(Unsupported(message, do=f"{sys.executable} -m pip install ipykernel")))
     app = make_app()
     forget_doctest()
     app.initialize([])
     app.kernel._execute_sleep = 0.0  # so that output comes before the reply; the caller here waits for both
     end_with_the_cell(app.shell, _loop().asyncio_loop)
-    plot_where_told(app.shell)
+    set_backend_of_environment(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])
     cap_torch(page.read().devices)
     app.shell.events.register("post_run_cell", lambda _: flush_launches())
@@ -76,19 +76,19 @@ def forget_doctest() -> None:
     sys.modules.pop("doctest", None)
 
 
-def plot_where_told(shell: Any) -> None:
+def set_backend_of_environment(shell: Any) -> None:
     """matplotlib reads ``MPLBACKEND`` when it is imported. A warm interpreter may have done so before it was known
     that this would be a notebook, and then plots would be drawn and never shown."""
-    matplotlib, told = sys.modules.get("matplotlib"), os.environ.get("MPLBACKEND")
-    if matplotlib is None or not told:
+    matplotlib, backend = sys.modules.get("matplotlib"), os.environ.get("MPLBACKEND")
+    if matplotlib is None or not backend:
         return
     if "matplotlib.pyplot" not in sys.modules:
-        _set_backend(matplotlib.rcParams, told)
+        _set_backend(matplotlib.rcParams, backend)
         sys.modules.pop("matplotlib_inline.backend_inline", None)  # imported anew it finds the shell, and teaches it
-    elif "inline" in told:
+    elif "inline" in backend:
         shell.enable_matplotlib("inline")  # as ``%matplotlib inline``: also how figures become pictures
     else:
-        matplotlib.use(told)
+        matplotlib.use(backend)
 
 
 def _set_backend(settings: Any, backend: str) -> None:
@@ -154,7 +154,7 @@ class _KernelQueue(MainThreadQueue):
 
     async def run_cell(self, request: dict[str, Any], then: Callable[[], Any]) -> tuple[Any, ...]:
         """As ``within.Kernel`` says."""
-        reply = await self._shell.kernel.run_asked(request)
+        reply = await self._shell.kernel.run_request(request)
         return reply, self.execute(then)
 
     def execute(self, work: Callable[[], T]) -> T:

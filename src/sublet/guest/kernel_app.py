@@ -100,7 +100,7 @@ class GuestKernelApp(IPKernelApp):
 class GuestKernel(kernel_class()):  # type: ignore[misc]  # one that is made when it is wanted
     cells_context: contextvars.Context
     """Everything that comes from the holder runs in this one, as in ipykernel everything of the shell channel."""
-    _asked = ""
+    _called_cell = ""
     """The cell that came as a call."""
 
     def __init__(self, **settings: Any) -> None:
@@ -114,21 +114,21 @@ class GuestKernel(kernel_class()):  # type: ignore[misc]  # one that is made whe
     async def shell_main(self, subshell_id: str | None, msg: Any) -> None:
         handled = super().shell_main(subshell_id, msg)
 
-        async def here() -> None:  # not by the name of ``shell_main``: one task of that name is one message
+        async def handle() -> None:  # not by the name of ``shell_main``: one task of that name is one message
             await handled
 
         if subshell_id is None:
-            await asyncio.get_running_loop().create_task(here(), context=self.cells_context)
+            await asyncio.get_running_loop().create_task(handle(), context=self.cells_context)
         else:
             await handled
 
-    async def run_asked(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def run_request(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run the cell of a request that did not come on the shell channel; the content of the reply. What it says
         goes to the other channels as ever, and ``idle`` behind it."""
         reply = _Reply()
         async with self._main_asyncio_lock:
             self.set_parent([IDENTITY], request, channel="shell")
-            self._asked = request["header"]["msg_id"]
+            self._called_cell = request["header"]["msg_id"]
             self.pre_handler_hook()
             try:
                 await self.execute_request(reply, [IDENTITY], request)
@@ -138,7 +138,7 @@ class GuestKernel(kernel_class()):  # type: ignore[misc]  # one that is made whe
         return reply.content
 
     def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
-        if parent["header"]["msg_id"] != self._asked:  # who asks by a call knows what it has asked
+        if parent["header"]["msg_id"] != self._called_cell:  # who asks by a call knows what it has asked
             super()._publish_execute_input(code, parent, execution_count)
 
 

@@ -108,9 +108,9 @@ Begin = Callable[[Sequence[str], Mapping[str, str], bool], Process]
 
 def _run(argv: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float, begin: Begin) -> int:
     if shutil.which(argv[0], path=environments[0].get("PATH")) is None:
-        is_there = os.sep in argv[0] and os.path.exists(argv[0])
-        _print(f"{argv[0]} cannot be executed" if is_there else f"there is no command {argv[0]}")
-        return NOT_EXECUTABLE if is_there else NOT_FOUND
+        exists = os.sep in argv[0] and os.path.exists(argv[0])
+        _print(f"{argv[0]} cannot be executed" if exists else f"there is no command {argv[0]}")
+        return NOT_EXECUTABLE if exists else NOT_FOUND
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     ranks = Ranks(len(environments))
     processes: list[Process] = []
@@ -149,8 +149,8 @@ def _attended(ranks: Ranks, processes: Sequence[Process], grace_s: float) -> int
                     pass
         if time.monotonic() >= end_at_s:
             _signal(processes, ranks.running, signal.SIGKILL)
-    if said := ranks.sentence(describe_exit(ranks.status)):
-        _print(said)
+    if sentence := ranks.sentence(describe_exit(ranks.status)):
+        _print(sentence)
     return ranks.status
 
 

@@ -224,8 +224,12 @@ class LoadedProgram:
         """Answer it, but for the last frames, which are returned: those of a short answer go out together."""
         headers = {name.lower(): value for name, value in head["headers"]}
         request = Request(head["method"], head["path"], head["query"], headers, body)
-        status, said, answer = _parts(self._module.handle(request))
-        known, begin, end = self._open[number], _head_of(number, status, said), encode(ServedFrameKind.END, number)
+        status, reply_headers, answer = _parts(self._module.handle(request))
+        known, begin, end = (
+            self._open[number],
+            _head_of(number, status, reply_headers),
+            encode(ServedFrameKind.END, number),
+        )
         if isinstance(answer, bytes) and len(answer) <= PIECE_MAX:
             known.take(len(answer))
             return b"".join((begin, *(encode(ServedFrameKind.PIECE, number, part) for part in _parted(answer)), end))
@@ -304,8 +308,10 @@ class LoadedProgram:
 
         async def send(message: Mapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())]
-                send_frame(_head_of(number, message["status"], said), False)
+                headers = [
+                    (name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())
+                ]
+                send_frame(_head_of(number, message["status"], headers), False)
             elif message["type"] == "http.response.body":
                 piece = message.get("body", b"")
                 if not isinstance(piece, bytes):

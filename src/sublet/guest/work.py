@@ -98,24 +98,26 @@ class _Connection:
 
     def _take_call(self, call: int, body: bytes, fds: tuple[int, ...]) -> None:
         try:
-            said = unpack(body)
+            message = unpack(body)
         except InvalidRequest as error:
             close_all(fds)
             self._send_answer(call, fault(error))
             return
         with self._main_queue.lock:
             self._waiting[call] = lambda: None
-        self._main_queue.put(functools.partial(self._do, call, said, fds))
+        self._main_queue.put(functools.partial(self._do, call, message, fds))
 
     def _take_event(self, body: bytes, fds: tuple[int, ...]) -> None:
-        said = unpack(body)
-        match said.kind:
+        message = unpack(body)
+        match message.kind:
             case HolderMessage.CANCEL:
-                self._cancel(said.subject)
+                self._cancel(message.subject)
             case HolderMessage.DEFINE:
-                self._main_queue.put(lambda: self._done(lambda: self._calls.define(said, fds)))
+                self._main_queue.put(lambda: self._done(lambda: self._calls.define(message, fds)))
             case HolderMessage.FORGET:
-                forget = functools.partial(self._calls.forget, numbers_in(said.data), Flag.FUNCTIONS in said.flags)
+                forget = functools.partial(
+                    self._calls.forget, numbers_in(message.data), Flag.FUNCTIONS in message.flags
+                )
                 self._main_queue.put(lambda: self._done(forget))
             case _:
                 close_all(fds)
@@ -131,10 +133,10 @@ class _Connection:
 
     # ---- on the main thread
 
-    def _do(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
+    def _do(self, call: int, message: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """The holder waits: it gets an answer, or the connection ends."""
         try:
-            self._begin(call, said, fds)
+            self._begin(call, message, fds)
         except Exception as error:  # noqa: BLE001 - such as that there was no memory for the answer
             self._main_queue.done()
             fault_of_ours = fault(SubletError(f"the worker could not answer: {type(error).__name__}: {error}"))
@@ -147,13 +149,13 @@ class _Connection:
         except Exception:  # noqa: BLE001 - the same
             self._line.hang_up()
 
-    def _begin(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
+    def _begin(self, call: int, message: ReceivedMessage, fds: tuple[int, ...]) -> None:
         with self._main_queue.lock:
             begins = self._waiting.pop(call, None) is not None
             self._withdrawn.discard(call)
             self._main_queue.running = (self, call) if begins else None
         try:
-            self._calls.store_buffers(said, fds)  # what is to be kept comes with it, whether it runs or not
+            self._calls.store_buffers(message, fds)  # what is to be kept comes with it, whether it runs or not
         except BaseException:
             close_all(fds)
             raise
@@ -161,17 +163,17 @@ class _Connection:
             close_all(fds)
             return
         with answering():
-            self._answered(call, said, fds)
+            self._answered(call, message, fds)
 
-    def _answered(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
+    def _answered(self, call: int, message: ReceivedMessage, fds: tuple[int, ...]) -> None:
         began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if self._board is not None:
             self._board.begin(call, began_ns)
         try:
             with at_work():
-                answer = self._answer(call, said, fds)
+                answer = self._answer(call, message, fds)
                 flush_launches()
-            if Flag.MANY in said.flags:  # whatever came of the call: what was made of it goes first
+            if Flag.MANY in message.flags:  # whatever came of the call: what was made of it goes first
                 answer = answer._replace(before=self._calls.unsent_results(call))
         finally:
             close_all(fds)
@@ -198,18 +200,18 @@ class _Connection:
         if self._board is not None:
             self._board.finish()  # behind the answer: a call that was executed must not be taken for one in line
 
-    def _answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> WorkerAnswer:
+    def _answer(self, call: int, message: ReceivedMessage, fds: tuple[int, ...]) -> WorkerAnswer:
         worker = self._worker
 
         def came() -> WorkerAnswer:
-            if said.kind == HolderMessage.OPEN:
+            if message.kind == HolderMessage.OPEN:
                 self._open(fds)
-                return introduce(said)
+                return introduce(message)
             worker.page.check(self._visit.lease, self._visit.epoch)
             worker.speech.to(self._print)
             worker.records.send = self._log
-            worker.records.level = said.amount
-            return self._calls.answer(call, said, fds, self._board)
+            worker.records.level = message.amount
+            return self._calls.answer(call, message, fds, self._board)
 
         try:
             return self._guarded(came)

@@ -124,8 +124,8 @@ class Zygote:
 
     def serve(self) -> Program | None:
         """Answer until the supervisor hangs up (None). In a guest it returns what that is to run."""
-        there = _open_descriptors()
-        self._kept = {fd for fd in there if os.path.exists(f"/proc/self/fd/{fd}")}  # without the listing's own
+        descriptors = _open_descriptors()
+        self._kept = {fd for fd in descriptors if os.path.exists(f"/proc/self/fd/{fd}")}  # without the listing's own
         while True:
             drained = send_some(self._sock, self._link)
             if self._link.over is not None and drained:
@@ -254,17 +254,17 @@ def _places() -> list[str]:
 
 
 def _import_all(modules: Iterable[str]) -> str | None:
-    for asked in modules:
-        name = asked.removesuffix(OPTIONAL)
+    for requested in modules:
+        name = requested.removesuffix(OPTIONAL)
         try:
-            if name == asked or _is_there(name):
+            if name == requested or _is_importable(name):
                 importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - whatever a module does at its import, it is told and that is all
             return f"{name} could not be imported: {type(error).__name__}: {error}"
     return None
 
 
-def _is_there(name: str) -> bool:
+def _is_importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # nor is what it would be in
@@ -294,12 +294,12 @@ def _fork_twice() -> int:
         _make_guest(write)
         return 0
     os.close(write)
-    said = os.read(read, 32)
+    reply = os.read(read, 32)
     os.close(read)
     os.waitpid(middle, 0)  # once it is reaped, its child has its new parent
-    if not said:
+    if not reply:
         raise Unsupported("the second fork failed", do=_PLAIN)
-    return int(said)
+    return int(reply)
 
 
 def _in_guest(begin: Callable[[], Program]) -> Program:
@@ -404,10 +404,10 @@ def _call_in_standby(modules: Iterable[str]) -> None:
 
 def await_request(sock: socket.socket) -> tuple[int, ...]:
     """In the one that waits: the descriptors of what it is to be. Does not return if it is not wanted."""
-    said, fds = b"", list[int]()
+    request, fds = b"", list[int]()
     with contextlib.suppress(OSError):
-        said, fds, _, _ = socket.recv_fds(sock, len(_WANTED), FDS_MAX, socket.MSG_CMSG_CLOEXEC)
-    if not said:
+        request, fds, _, _ = socket.recv_fds(sock, len(_WANTED), FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    if not request:
         _leave()
     sock.close()
     return tuple(fds)

@@ -99,10 +99,10 @@ def trial_fault(trial_s: float = TRIAL_S, compute: Callable[[], str | None] | No
         _run_check(write, compute or compute_a_little)
     os.close(write)
     threads = forked_thread_count()
-    said = _wait(read, pid, trial_s)
+    report = _wait(read, pid, trial_s)
     if threads != 1:
         return f"{threads - 1} threads of native code did not stop at a fork"
-    return None if said == "ok" else f"in a trial fork {said or 'the child ended without a word'}"
+    return None if report == "ok" else f"in a trial fork {report or 'the child ended without a word'}"
 
 
 def forked_thread_count() -> int:
@@ -124,24 +124,24 @@ def compute_a_little() -> str | None:
 
 
 def _run_check(write: int, compute: Callable[[], str | None]) -> None:
-    said = "the child could not look at itself"
+    report = "the child could not look at itself"
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         count = forked_thread_count()
-        said = f"the child had {count} threads" if count != 1 else compute() or "ok"
+        report = f"the child had {count} threads" if count != 1 else compute() or "ok"
     except BaseException as error:  # noqa: BLE001 - nothing may return from here: this is a copy of the zygote
-        said = f"{type(error).__name__}: {error}"
-    os.write(write, said.encode("utf-8", "replace")[:1024])
+        report = f"{type(error).__name__}: {error}"
+    os.write(write, report.encode("utf-8", "replace")[:1024])
     os._exit(0)
 
 
 def _wait(read: int, pid: int, trial_s: float) -> str:
     poll = select.poll()
     poll.register(read, select.POLLIN)
-    said = f"the child did not come to an end in {trial_s} s"
+    report = f"the child did not come to an end in {trial_s} s"
     if poll.poll(round(trial_s * 1000)):
-        said = os.read(read, 4096).decode("utf-8", "replace")
+        report = os.read(read, 4096).decode("utf-8", "replace")
     os.close(read)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return said
+    return report

@@ -84,7 +84,7 @@ def write_backup(home: Path, path: Path, copy_journal: Callable[[Path], object],
     bytes. ``copy_journal`` makes that of the office's journal; it is called after the studio was copied."""
     path = Path(os.path.abspath(path))
     if os.path.lexists(path):
-        raise _is_there(path)
+        raise _exists(path)
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     archive = staging / "archive"
     try:
@@ -100,7 +100,7 @@ def write_backup(home: Path, path: Path, copy_journal: Callable[[Path], object],
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except FileExistsError:
-        raise _is_there(path) from None
+        raise _exists(path) from None
     except (OSError, sqlite3.Error) as error:
         raise JournalError(
             f"the backup {path} could not be written ({getattr(error, 'strerror', None) or error})",
@@ -198,9 +198,9 @@ def _files(folder: Path) -> list[str]:
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [one for one in folders if not _LEFT_OUT.fullmatch(one)]
-        here = Path(place).relative_to(folder)
+        relative = Path(place).relative_to(folder)
         found += [
-            str(here / name)
+            str(relative / name)
             for name in names
             if not _LEFT_OUT.fullmatch(name) and stat.S_ISREG(os.lstat(Path(place) / name).st_mode)
         ]
@@ -313,7 +313,7 @@ def _damaged(source: Path, how: str) -> SubletError:
     return JournalError(f"the backup {source} is damaged: {how}", do=_ANOTHER)
 
 
-def _is_there(path: Path) -> SubletError:
+def _exists(path: Path) -> SubletError:
     return JournalError(f"{path} exists; nothing was written", do="Name a new file.")
 
 

@@ -264,13 +264,13 @@ def parse_log_format(value: Any, name: str = "--log-format") -> str:
 
 def changes(before: StudioSettings, now: StudioSettings) -> list[str]:
     """What is otherwise now, one sentence for each key."""
-    said = []
+    sentences = []
     for key in KEYS.values():
         old, new = before.value(key.path), now.value(key.path)
         if old != new:
             later = ", from the next start on" if key.restart else ""
-            said.append(f"{key.path} is {key.shown(new)} now, and was {key.shown(old)}{later}.")
-    return said
+            sentences.append(f"{key.path} is {key.shown(new)} now, and was {key.shown(old)}{later}.")
+    return sentences
 
 
 def _checked(key: Key, value: Any) -> Value:

@@ -116,7 +116,7 @@ class Hub:
 
     def sign_in_path(self, handshake: Handshake, path: str) -> str:
         """Where a browser is sent, on the host by which it reaches hub and studio; then it goes on to ``path``."""
-        asked = {
+        query = {
             "client_id": self._client,
             "redirect_uri": self.prefix + CALLBACK,
             "response_type": "code",
@@ -124,7 +124,7 @@ class Hub:
             "code_challenge": handshake.challenge,
             "code_challenge_method": "S256",
         }
-        return f"{self._base}{_API}/oauth2/authorize?{urlencode(asked)}"
+        return f"{self._base}{_API}/oauth2/authorize?{urlencode(query)}"
 
     def check(self) -> None:
         """Raise ``HubAway`` unless it answers."""
@@ -132,7 +132,7 @@ class Hub:
 
     def token_for(self, code: str, handshake: Handshake) -> str:
         """The token that this browser's user gave to the service. Raises ``HubRefused``, ``HubAway``."""
-        asked = {
+        grant = {
             "client_id": self._client,
             "client_secret": self._token,
             "grant_type": "authorization_code",
@@ -140,7 +140,7 @@ class Hub:
             "redirect_uri": self.prefix + CALLBACK,
             "code_verifier": handshake.verifier,
         }
-        form, content_type = urlencode(asked).encode("ascii"), "application/x-www-form-urlencoded"
+        form, content_type = urlencode(grant).encode("ascii"), "application/x-www-form-urlencoded"
         reply = self._exchange("POST", "/oauth2/token", form, content_type=content_type)
         if 400 <= reply.status < 500:
             raise _stale()
@@ -176,8 +176,8 @@ class Hub:
     def _pages(self) -> Iterator[list[_User]]:
         offset = 0
         while True:
-            asked = {"state": "active", "limit": str(PAGE), "offset": str(offset)}
-            page = _read(self._exchange("GET", f"/users?{urlencode(asked)}"), list[_User])
+            query = {"state": "active", "limit": str(PAGE), "offset": str(offset)}
+            page = _read(self._exchange("GET", f"/users?{urlencode(query)}"), list[_User])
             yield page
             if len(page) < PAGE:
                 return

@@ -238,13 +238,15 @@ class HubPeople:
         while not stopped.wait(self._studio.settings.hub_report_s):
             try:
                 self.update_servers()
-                said = ""
+                failure = ""
             except SubletError as error:
-                said = error.message
-            if said != failing:
-                sys.stderr.write(f"{f'Servers of the hub: {said}' if said else 'Servers of the hub: seen again.'}\n")
+                failure = error.message
+            if failure != failing:
+                sys.stderr.write(
+                    f"{f'Servers of the hub: {failure}' if failure else 'Servers of the hub: seen again.'}\n"
+                )
                 sys.stderr.flush()
-            failing = said
+            failing = failure
 
 
 def server_label(server: str) -> str:

@@ -111,7 +111,7 @@ class Counted:
 def _note(scope: Scope, route: str, status: int, took_s: float) -> None:
     """A line of the log, with the pattern of the path in its place: a path and its query come from outside."""
     person = scope.get("state", {}).get(PERSON)
-    said = fields(
+    extra = fields(
         event="request",
         method=scope["method"],
         route=route,
@@ -120,7 +120,7 @@ def _note(scope: Scope, route: str, status: int, took_s: float) -> None:
         person=None if person is None else person.name,
         tenant=None if person is None else person.tenant,
     )
-    _requests.info("%s %s: %d", scope["method"], route, status, extra=said)
+    _requests.info("%s %s: %d", scope["method"], route, status, extra=extra)
 
 
 def _part(path: str) -> str:

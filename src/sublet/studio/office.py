@@ -71,7 +71,7 @@ class FabricOffice:
     def acquire(self, asking: Asking) -> Lease:
         terms = asking.terms
 
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "min_vram": terms.vram,
             "count": terms.count,
             "ttl": terms.ttl_s,
@@ -86,8 +86,8 @@ class FabricOffice:
             **({"pay_priority": True} if terms.pay_priority else {}),  # which an older office would not know
             **{name: value for name, value in asking.more.items() if value is not None},
         }
-        asked["labels"] = {**(asked.get("labels") or {}), **asking.labels}
-        return self.fabric.gpu(**asked)
+        request["labels"] = {**(request.get("labels") or {}), **asking.labels}
+        return self.fabric.gpu(**request)
 
     def remembers(self, asking: Asking) -> bool:
         return any(view.labels.items() >= asking.labels.items() for view in self.fabric.leases(all=True))
@@ -270,28 +270,28 @@ class NotebookSession:
             self._is_new = True
         """As it was when the kernel came to it; its id, name and terms do not change."""
 
-    def gpu(self, **asked: Any) -> Lease:
+    def gpu(self, **request: Any) -> Lease:
         """As ``Fabric.gpu``: the lease that the session has, if it will do, else one that is asked for."""
         terms = self.session.terms
-        if not asked.get("or_smaller") and asked.get("min_vram", terms.vram) == terms.vram:
-            asked["or_smaller"] = terms.or_smaller
-        if not asked.get("or_model") and asked.get("model") in (None, terms.model):
-            asked["or_model"] = terms.or_model
-        if asked.get("replaces") is not None:
-            return self._replaced(asked)
-        on_offer: Callable[[Offer], bool] = asked.pop("on_offer", None) or (lambda offer: True)
+        if not request.get("or_smaller") and request.get("min_vram", terms.vram) == terms.vram:
+            request["or_smaller"] = terms.or_smaller
+        if not request.get("or_model") and request.get("model") in (None, terms.model):
+            request["or_model"] = terms.or_model
+        if request.get("replaces") is not None:
+            return self._replaced(request)
+        on_offer: Callable[[Offer], bool] = request.pop("on_offer", None) or (lambda offer: True)
         try:
-            lease = self._sessions.acquire(self.session.id, asked, lambda offer: on_offer(offer_of(offer)))
+            lease = self._sessions.acquire(self.session.id, request, lambda offer: on_offer(offer_of(offer)))
         except SubletError as error:
             self.was_refused = self._is_new and self._sessions.end_refused(self.session, error)
             raise
-        least, count = asked.get("min_vram", terms.vram), asked.get("count", terms.count)
+        least, count = request.get("min_vram", terms.vram), request.get("count", terms.count)
         if len(lease.devices) == count and all(one.amount >= least for one in lease.devices):
             return lease
-        if asked.get("or_smaller"):
+        if request.get("or_smaller"):
             return lease
         try:
-            return self._replaced({**asked, "replaces": lease})
+            return self._replaced({**request, "replaces": lease})
         except BaseException:
             lease.release()
             raise
@@ -310,9 +310,9 @@ class NotebookSession:
         """The kernel goes on under this lease."""
         self._sessions.moved(self.session.id, lease)
 
-    def _replaced(self, asked: dict[str, Any]) -> Lease:
+    def _replaced(self, request: dict[str, Any]) -> Lease:
         terms = self.session.terms
-        given = {name: value for name, value in asked.items() if value is not None}
+        given = {name: value for name, value in request.items() if value is not None}
         given = {"exclusivity": terms.exclusivity, "model": terms.model, **given}
         lease = self._fabric.gpu(**{**given, "labels": {**given.get("labels", {}), SESSION_LABEL: self.session.id}})
         self.moved(lease)

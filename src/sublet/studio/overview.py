@@ -98,9 +98,9 @@ class OfficeOverview:
 
     def audit(self, of: str, token: str) -> list[AuditEntry]:
         """The newest records, newest first; of one lease, tenant or resource, if that is said."""
-        asked = {"limit": str(AUDIT_SHOWN), **({"of": of} if of else {})}
+        query = {"limit": str(AUDIT_SHOWN), **({"of": of} if of else {})}
         with self._as_operator(token) as office:
-            return office.request("GET", f"/v1/audit?{urlencode(asked)}", shape=list[AuditEntry])[::-1]
+            return office.request("GET", f"/v1/audit?{urlencode(query)}", shape=list[AuditEntry])[::-1]
 
     def _read(self) -> Overview:
         ask = self._fabric.request

@@ -140,14 +140,14 @@ def ask_page(person: Person, form: str, question: str, button: str, path: str, *
 
 def _summary(seen: Overview) -> str:
     status = seen.status
-    said = f"{many(status.live, 'live lease')}, {status.queued} waiting, {status.quarantined} in quarantine."
+    summary = f"{many(status.live, 'live lease')}, {status.queued} waiting, {status.quarantined} in quarantine."
     if status.estimates is not None:
         error = format_duration(round(status.estimates.p90_error) * NS_PER_S)
-        said += (
+        summary += (
             f" Of the last {many(status.estimates.requests, 'request')} that waited, nine tenths were granted within "
             f"{error} of their estimate."
         )
-    return said
+    return summary
 
 
 def _troubles(seen: Overview) -> Iterable[str]:
@@ -316,9 +316,9 @@ def _processes(connected: Sequence[ConnectedView]) -> Iterable[Sequence[str]]:
 def _connected(one: PersonPresence, now_s: float) -> str:
     if one.pages:
         return many(one.pages, "open page")
-    if one.asked_s is None:
+    if one.last_request_s is None:
         return "not since the studio was started"
-    return f"{about(max(0.0, now_s - one.asked_s))} ago, with token {one.label}"
+    return f"{about(max(0.0, now_s - one.last_request_s))} ago, with token {one.label}"
 
 
 def reservation_row(one: ReservationView) -> Sequence[str]:
@@ -328,7 +328,7 @@ def reservation_row(one: ReservationView) -> Sequence[str]:
 
 
 def _node(seen: Overview, node: str, state: str, form: str) -> Html:
-    here = sum(lease.node == node and lease.status in _HELD for lease in seen.leases)
+    live = sum(lease.node == node and lease.status in _HELD for lease in seen.leases)
     is_draining = state == "draining"
     label = "End the drain" if is_draining else "Drain: grant nothing here, give notice to holders"
     button = tag("button", label, class_="" if is_draining else "quiet")
@@ -336,7 +336,7 @@ def _node(seen: Overview, node: str, state: str, form: str) -> Html:
     return tag(
         "article",
         tag("h3", node, " ", tag("span", state, class_=f"state {state}")),
-        *((tag("p", f"{many(here, 'live lease')} here", class_="dim"),) if here else ()),
+        *((tag("p", f"{many(live, 'live lease')} here", class_="dim"),) if live else ()),
         tag("div", form_of("/office/drain", form, button, **hidden), class_="buttons"),
     )
 
@@ -369,8 +369,8 @@ def _timeline(seen: Overview) -> Html:
     height = len(devices) * _ROW
     for minutes in (60, 45, 30, 15, 0):
         x = _LEFT + _WIDTH - minutes * 60 / HOUR_S * _WIDTH
-        said = "now" if not minutes else f"−{minutes} min"
-        shapes.append(tag("text", said, x=f"{x:.0f}", y=str(height + 12), text_anchor="middle"))
+        label = "now" if not minutes else f"−{minutes} min"
+        shapes.append(tag("text", label, x=f"{x:.0f}", y=str(height + 12), text_anchor="middle"))
     drawing = tag(
         "svg",
         *shapes,
@@ -391,9 +391,9 @@ def _bar(lease: LeaseView, top: int, part: float, now_s: float) -> list[Html]:
     width = max(1.0, (ends_s - begins_s) / HOUR_S * _WIDTH)
     over = "" if lease.end is None else f", ended: {lease.end.reason}"
     session = lease.labels.get(SESSION_LABEL, "")
-    said = f"{lease.tenant}, lease {lease.id}{f', session {session}' if session else ''}{over}"
+    title = f"{lease.tenant}, lease {lease.id}{f', session {session}' if session else ''}{over}"
     drawn = "held" if lease.end is None else "ended"
-    return [_rect(x, top, width, drawn, min(1.0, part), said)]
+    return [_rect(x, top, width, drawn, min(1.0, part), title)]
 
 
 def _rect(x: float, top: int, width: float, drawn: str, part: float = 1.0, title: str = "") -> Html:
@@ -427,12 +427,12 @@ def _named(device: DeviceView) -> str:
 
 def wants(lease: LeaseView) -> str:
     """In the words of a session's own page."""
-    said = []
+    parts = []
     for want in lease.wants:
         one = _amount(want.kind, want.amount)
         one = one if want.kind == Kind.CPU else f"{one} of {_OF_KIND.get(want.kind, want.kind)}"
-        said.append(f"{want.count} × {one}" if want.count > 1 else one)
-    return f"{', '.join(said)}, tier {lease.tier}"
+        parts.append(f"{want.count} × {one}" if want.count > 1 else one)
+    return f"{', '.join(parts)}, tier {lease.tier}"
 
 
 def _amount(kind: str, amount: int) -> str:

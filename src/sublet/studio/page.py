@@ -51,15 +51,15 @@ class Html(str):
 
 def tag(element: str, *children: str, **attributes: str) -> Html:
     """One element. ``class_`` and ``for_`` stand for the words that Python keeps; an empty value is left out."""
-    said = "".join(
+    rendered = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(at(value) if name in _PATHS else value)}"'
         for name, value in attributes.items()
         if value
     )
     if element in EMPTY:
-        return Html(f"<{element}{said}>")
+        return Html(f"<{element}{rendered}>")
     inner = "".join(child if isinstance(child, Html) else html.escape(child) for child in children)
-    return Html(f"<{element}{said}>{inner}</{element}>")
+    return Html(f"<{element}{rendered}>{inner}</{element}>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +110,19 @@ def sessions_part(token: Token, views: Sequence[Json], form: str) -> str:
 def bill_page(person: Person, form: str, bill: Json) -> str:
     """The bill of one session, a line for each cell."""
     back = tag("p", tag("a", "Back to your sessions", href="/"))
-    total, said = bill["total"], list[str]()
+    total, parts = bill["total"], list[str]()
     if total is None:
-        said.append(tag("p", "Nothing was held by this session, so it has cost nothing.", class_="none"))
+        parts.append(tag("p", "Nothing was held by this session, so it has cost nothing.", class_="none"))
     else:
         heads = tag("tr", *(tag("th", text, scope="col") for text in bill_heads(total["currency"])))
         rows = (_bill_row(bill_row(line), class_="" if line["cell"] is None else "cell") for line in bill["lines"])
         table = tag("table", tag("thead", heads), tag("tbody", *rows), tag("tfoot", _bill_row(sum_row(total))))
-        said.append(tag("p", the_bill(total)))
-        said.append(tag("article", tag("div", table, class_="wide", tabindex="0"), *_bill_pages(bill), class_="bill"))
-        said.append(tag("p", "Outside of cells is the time of a lease in which none ran.", class_="dim"))
+        parts.append(tag("p", the_bill(total)))
+        parts.append(tag("article", tag("div", table, class_="wide", tabindex="0"), *_bill_pages(bill), class_="bill"))
+        parts.append(tag("p", "Outside of cells is the time of a lease in which none ran.", class_="dim"))
     as_of = tag("p", f"As of {bill['until'][:10]} {bill['until'][11:19]} UTC", class_="dim")
     title = tag("h2", f"Bill of {bill['name']}")
-    main = tag("main", title, as_of, *said, back)
+    main = tag("main", title, as_of, *parts, back)
     return whole_page(header(person, form), main, title=f"Bill of {bill['name']}", broad=True)
 
 
@@ -138,8 +138,8 @@ def _bill_pages(bill: Json) -> list[Html]:
         return []
     first = (tag("a", "First lines, as of now", href=path),) if before else ()
     following = (tag("a", "Next lines", href=f"{path}?after={bill['next']}"),) if bill["next"] else ()
-    said = f"Lines {before + 1} to {before + shown} of {bill['count']}" if shown else "No more lines"
-    return [tag("p", tag("span", said), *first, *following, class_="pages")]
+    range_shown = f"Lines {before + 1} to {before + shown} of {bill['count']}" if shown else "No more lines"
+    return [tag("p", tag("span", range_shown), *first, *following, class_="pages")]
 
 
 def sign_in_page(error: SubletError | None = None) -> str:
@@ -203,10 +203,10 @@ def not_started_page(error: SubletError, typed: Mapping[str, str], form: str) ->
 
 def insist_page(error: SubletError, path: str, form: str) -> str:
     """What would be lost, with a form that is sent to this path once more to insist on it."""
-    said = tag("div", tag("strong", _sentence(error.message)), class_="error", role="alert")
+    question = tag("div", tag("strong", _sentence(error.message)), class_="error", role="alert")
     button = tag("button", "Give the GPU back now" if path.endswith("/rest") else "End it now", class_="danger")
     back = tag("p", tag("a", "No, back to your sessions", href="/"))
-    main = tag("main", said, form_of(path, form, button, now="1"), back)
+    main = tag("main", question, form_of(path, form, button, now="1"), back)
     return whole_page(tag("header", tag("h1", TITLE)), main)
 
 
@@ -254,7 +254,7 @@ def _asking(
     path: str, name: str, label: str, button: str, hint: Sequence[str], error: SubletError | None, script: str = ""
 ) -> str:
     """A page with one secret to fill in."""
-    said = () if error is None else (error_part(error),)
+    problem = () if error is None else (error_part(error),)
     field = tag("input", id=name, name=name, type="password", autocomplete="current-password", required="required")
     form = tag(
         "form",
@@ -265,7 +265,7 @@ def _asking(
         action=path,
         class_="sign-in",
     )
-    main = tag("main", *said, form, tag("p", *hint, class_="dim"))
+    main = tag("main", *problem, form, tag("p", *hint, class_="dim"))
     return whole_page(tag("header", tag("h1", TITLE)), main, script=script)
 
 

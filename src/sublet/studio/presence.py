@@ -17,7 +17,7 @@ class PersonPresence:
     person: Person
     pages: int
     """Open in browsers now."""
-    asked_s: float | None
+    last_request_s: float | None
     """Wall time of the last request; None: none since the studio was started."""
     label: str
     """Of the token that it showed, or that its browser was signed in with."""
@@ -31,7 +31,7 @@ class Presences:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[float, str]] = {}
 
-    def asked(self, token: Token) -> None:
+    def on_request(self, token: Token) -> None:
         """A request came with this token."""
         with self._lock:
             self._last[token.person.id] = (self._wall_s(), token.label)
@@ -43,6 +43,8 @@ class Presences:
             self._last = {ident: last for ident, last in self._last.items() if ident in known}
             found = []
             for one in people:
-                asked_s, label = self._last.get(one.id, (None, ""))
-                found.append(PersonPresence(person=one, pages=pages[one.id], asked_s=asked_s, label=label))
-        return sorted(found, key=lambda one: (not one.pages, -(one.asked_s or 0.0), one.person.name))
+                last_request_s, label = self._last.get(one.id, (None, ""))
+                found.append(
+                    PersonPresence(person=one, pages=pages[one.id], last_request_s=last_request_s, label=label)
+                )
+        return sorted(found, key=lambda one: (not one.pages, -(one.last_request_s or 0.0), one.person.name))

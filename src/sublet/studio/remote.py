@@ -47,15 +47,15 @@ class RemoteStore:
     def read(self, after: int) -> list[Entry]:
         found: list[Entry] = []
         while True:
-            page = self._asked("GET", f"/v1/records?after={after + len(found)}", None, list[Entry])
+            page = self._request("GET", f"/v1/records?after={after + len(found)}", None, list[Entry])
             found += page
             if len(page) < PAGE:
                 return found
 
     def append(self, entry: Entry) -> bool:
-        return self._asked("POST", "/v1/records", msgspec.json.encode(entry), bool)
+        return self._request("POST", "/v1/records", msgspec.json.encode(entry), bool)
 
-    def _asked(self, method: str, path: str, body: bytes | None, shape: type[_T]) -> _T:
+    def _request(self, method: str, path: str, body: bytes | None, shape: type[_T]) -> _T:
         try:
             reply = self._transport.exchange(HttpCall(method=method, path=path, body=body, timeout_s=ANSWER_S))
         except Disconnected as error:

@@ -59,7 +59,7 @@ class OfficeRight:
 
     def greet(self, timeout_s: float) -> None:
         """Raise unless the office answers in this time, and to this studio. It is not started for that."""
-        decode(self._asked_once("/v1/groups", timeout_s), list)
+        decode(self._request_once("/v1/groups", timeout_s), list)
 
     def news(self) -> Flight:
         """The office's news of all tenants, as they come. It is not started for that."""
@@ -69,7 +69,7 @@ class OfficeRight:
 
     def metrics(self, timeout_s: float) -> bytes:
         """The office's numbers, as it writes them for Prometheus. It is not started for that."""
-        reply = self._asked_once("/metrics", timeout_s)
+        reply = self._request_once("/metrics", timeout_s)
         if reply.status != 200:
             decode(reply, dict)  # raises what the office says
         return reply.body
@@ -78,7 +78,7 @@ class OfficeRight:
         """See that an office of this user runs, if that is the one that is meant."""
         start_office(self._address(""))
 
-    def _asked_once(self, path: str, timeout_s: float) -> HttpReply:
+    def _request_once(self, path: str, timeout_s: float) -> HttpReply:
         transport = Transport(self._address(""), client_clock(), wire=WIRE_VERSION)
         transport.close()  # no connection is kept
         return transport.exchange(HttpCall(method="GET", path=path, timeout_s=timeout_s))
@@ -179,8 +179,8 @@ def _made(home: Path, owner: Fabric) -> OfficeRight:
     """A new token, as the owner. What an operator disabled stays so."""
     known = {one.id: one for one in owner.request("GET", "/v1/tenants", shape=list[TenantView])}.get(TENANT)
     if known is None:
-        asked = TenantRequest(id=TENANT, studio=True)
-        made = owner.request("POST", "/v1/tenants", asked, shape=TenantToken)
+        request = TenantRequest(id=TENANT, studio=True)
+        made = owner.request("POST", "/v1/tenants", request, shape=TenantToken)
     elif not known.studio:
         raise InvalidRequest(f"there is a tenant {TENANT} which is no studio", do=f"Under another name {_MAKE}")
     elif known.disabled:

@@ -92,7 +92,7 @@ def read_roster(
     bindings = _Bindings(users, number_of)
     wrong = {number: f"line {number}: it cannot be read: {why}" for number, why in unreadable.items()}
     new: list[tuple[str, str]] = []
-    there: list[str] = []
+    existing: list[str] = []
     for number, row in rows:
         if len(row) != len(columns):
             fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
@@ -105,7 +105,7 @@ def read_roster(
         elif name not in known:
             new.append((name, whose))
         elif skip_known and known[name] == whose:
-            there.append(name)
+            existing.append(name)
         else:
             wrong[number] = f"line {number}: there is a person {name} already, of tenant {known[name]}"
     if wrong:
@@ -120,7 +120,7 @@ def read_roster(
     missing = dict.fromkeys(whose for _, whose in new if whose not in tenants)
     bound = [(whose, uid) for whose, uid in bindings.found.items() if whose not in missing and whose not in users]
     made = tuple((whose, bindings.found.get(whose)) for whose in missing)
-    return Roster(tuple(new), tuple(there), left_alone, made, tuple(bound))
+    return Roster(tuple(new), tuple(existing), left_alone, made, tuple(bound))
 
 
 class _Lines:

@@ -127,7 +127,7 @@ class _Run:
         self.streams = streams
         """Read and written on the loop alone, so that a request passes through no thread of its own."""
         self.reader = ServedFrameReader(FROM_PROGRAM)
-        self.said = set[ServedFrameKind]()
+        self.kinds_printed = set[ServedFrameKind]()
         self.printed = 0
         self.has_left = threading.Event()
         self.is_silent = threading.Event()
@@ -212,8 +212,8 @@ class ServedProgram:
                 case _Whole():
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     return
-                case Say() as said:
-                    await self._answer(said, scope, send)
+                case Say() as refusal:
+                    await self._answer(refusal, scope, send)
                     return
                 case Break():
                     return  # what has gone out is not whole, and the server hangs up on its reader
@@ -234,16 +234,16 @@ class ServedProgram:
         if self._answers.pop(number, None) is not None:
             self._do(self._served.disconnected(number, self._now()))
 
-    async def _answer(self, said: Say, scope: Scope, send: SendMessage) -> None:
+    async def _answer(self, refusal: Say, scope: Scope, send: SendMessage) -> None:
         """An answer of ours in place of the program's."""
         more: dict[str, Any] = {}
-        message, do = _SENTENCES[said.why]
-        if said.why in (Why.NO_LEASE, Why.REFUSED, Why.LOST):
+        message, do = _SENTENCES[refusal.why]
+        if refusal.why in (Why.NO_LEASE, Why.REFUSED, Why.LOST):
             with contextlib.suppress(SubletError):
                 more = await asyncio.to_thread(self._place)
-        if said.detail:
-            message = f"{message}: {said.detail}"
-        await _send_error(scope, send, STATUS[said.why], message, do, kind=said.why.value, **more)
+        if refusal.detail:
+            message = f"{message}: {refusal.detail}"
+        await _send_error(scope, send, STATUS[refusal.why], message, do, kind=refusal.why.value, **more)
 
     def _place(self) -> dict[str, Any]:
         (view,) = session_views(self._fabric, [self._sessions.find(self.session.id)])
@@ -356,8 +356,8 @@ class ServedProgram:
         why = Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
         if why is Why.REFUSED:  # what can be done is for the program's owner, not for those who ask it
             _log(f"The program gets no GPU: {error}")
-        said = error.message if isinstance(error, SubletError) else str(error)
-        self._post(lambda: self._served.refused(said, self._now(), why=why))
+        message = error.message if isinstance(error, SubletError) else str(error)
+        self._post(lambda: self._served.refused(message, self._now(), why=why))
 
     def _withdraw(self) -> None:
         self._is_withdrawn.set()
@@ -368,7 +368,7 @@ class ServedProgram:
         """Start the program, read what it says until it is gone, and give its lease back."""
         lease = self._lease
         assert lease is not None
-        said, block = "", contextlib.ExitStack()
+        reason, block = "", contextlib.ExitStack()
         try:
             self._loaded = _stamp(self._path)
             source = read_whole(self._path, SOURCE_MAX)
@@ -391,18 +391,18 @@ class ServedProgram:
             if run.streams.lost is not None:
                 raise run.streams.lost
             end = lease.end
-            said = run.broke or (f"exit {guest.exit_code}" if end is None else f"{end.reason}: {end.detail}")
+            reason = run.broke or (f"exit {guest.exit_code}" if end is None else f"{end.reason}: {end.detail}")
         except LeaseEnded as error:  # before it was started
-            said = str(error)
+            reason = str(error)
         except (OSError, SubletError) as error:
-            said = str(error)
-            _log(f"The program is ended: {said}")
-            self._post(lambda: self._load_failed(said))
+            reason = str(error)
+            _log(f"The program is ended: {reason}")
+            self._post(lambda: self._load_failed(reason))
         with contextlib.suppress(SubletError):
             block.close()
         with contextlib.suppress(SubletError):
             self._sessions.rest(self.session.id, even_if_busy=True)
-        self._post(lambda: self._lost(said))
+        self._post(lambda: self._lost(reason))
 
     def _volume(self) -> Lease:
         """A lease of the session's volume, which is made with the first."""
@@ -426,12 +426,12 @@ class ServedProgram:
             grace_ns=NS_PER_S,
         )
 
-    def _load_failed(self, said: str) -> list[Effect]:
-        return self._served.failed(said, self._now()) if self._served.state is ProgramState.LOADING else []
+    def _load_failed(self, reason: str) -> list[Effect]:
+        return self._served.failed(reason, self._now()) if self._served.state is ProgramState.LOADING else []
 
-    def _lost(self, said: str) -> list[Effect]:
+    def _lost(self, reason: str) -> list[Effect]:
         self._run, self._lease = None, None
-        effects = self._served.lost(said, self._now())
+        effects = self._served.lost(reason, self._now())
         return [] if self._is_closing else effects
 
     def _save_and_end(self, run: _Run) -> None:
@@ -484,9 +484,9 @@ class ServedProgram:
         try:
             for frame in run.reader.feed(piece.data):
                 if frame.kind in _ONCE:
-                    if frame.kind in run.said:
+                    if frame.kind in run.kinds_printed:
                         raise BrokenFrames(f"it said {frame.kind.name} twice")
-                    run.said.add(frame.kind)
+                    run.kinds_printed.add(frame.kind)
                 if frame.kind is ServedFrameKind.LEAVING:
                     if error := message_in(frame.body):
                         _log(f"The program could not save, and what it saved before is kept: {error}")
@@ -506,9 +506,9 @@ class ServedProgram:
                 _log("The program is loaded.")
                 return served.loaded(now_s)
             case ServedFrameKind.FAILED:
-                said = message_in(frame.body)
-                _log(f"The program cannot be served: {said}")
-                return served.failed(said, now_s)
+                message = message_in(frame.body)
+                _log(f"The program cannot be served: {message}")
+                return served.failed(message, now_s)
             case ServedFrameKind.LEAVING:
                 return served.leaving(now_s)
             case ServedFrameKind.HEAD:
@@ -608,10 +608,10 @@ def answer_head(body: bytes) -> _Head:
 def message_in(body: bytes) -> str:
     """What the program says of an error; it is shown to people as text."""
     try:
-        said = str(json.loads(body)["message"])
+        message = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return "it said nothing that can be read"
-    return _printable(said)
+    return _printable(message)
 
 
 def _printable(text: str) -> str:
@@ -660,8 +660,8 @@ async def _send_error(
     if b"text/html" in accepts:
         in_queue = ""
         if more.get("position"):
-            said = f"Place {more['position']} in the queue{estimate_of(more)}: {more['reason']}"
-            in_queue = f"<p>{html.escape(said)}</p>"
+            sentence = f"Place {more['position']} in the queue{estimate_of(more)}: {more['reason']}"
+            in_queue = f"<p>{html.escape(sentence)}</p>"
         body = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{status}</title><h1>{status}</h1>'
             f"<p>{html.escape(message)}.</p>{in_queue}<p>{html.escape(do)}</p></html>\n"

@@ -399,8 +399,8 @@ class PersonSessions:
         try:
             while not request.is_withdrawn.is_set():
                 try:
-                    told = {**more, "on_place": lambda place: request.is_placed.set()}
-                    self._sessions.set_down(ident, self._sessions.acquire(ident, told, for_other=True))
+                    terms = {**more, "on_place": lambda place: request.is_placed.set()}
+                    self._sessions.set_down(ident, self._sessions.acquire(ident, terms, for_other=True))
                 except Disconnected:  # the office is restarted; the next request has the id of this one
                     request.is_withdrawn.wait(RETRY_S)
                 else:

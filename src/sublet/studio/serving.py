@@ -221,7 +221,7 @@ class Served:
         self._requests: dict[int, _Request] = {}
         self._since_s = 0.0
         """When the state was entered."""
-        self._asked_s = 0.0
+        self._last_request_s = 0.0
         """When the last request came."""
         self._broken = ""
         self._broken_until_s = 0.0
@@ -242,7 +242,7 @@ class Served:
     def arrived(self, request: int, now_s: float) -> list[Effect]:
         """A new request, under a number that was not used before."""
         assert request not in self._requests, f"request {request} came twice"
-        self._asked_s = now_s
+        self._last_request_s = now_s
         if self.waiting >= self.limits.waiting:
             return [Say(request, Why.BUSY)]
         if self._broken and self.state in (_S.COLD, _S.LEAVING) and now_s < self._broken_until_s:
@@ -369,7 +369,7 @@ class Served:
             effects += self.failed("it answers nothing any more", now_s)
         elif self.state is _S.LOADING and now_s - self._since_s >= limits.load_s:
             effects += self.failed(f"it was not loaded within {limits.load_s:g} s", now_s)
-        elif self.state is _S.WAITING and not self._requests and now_s - self._asked_s >= limits.place_s:
+        elif self.state is _S.WAITING and not self._requests and now_s - self._last_request_s >= limits.place_s:
             effects.append(Withdraw())
         return effects
 

@@ -331,7 +331,7 @@ class Sessions(Generic[L]):
             if session.state is SessionState.ACTIVE:
                 held = self._taken_over(session, holder)
             else:
-                held = self._asked_for(session, more, on_offer, holder)
+                held = self._requested(session, more, on_offer, holder)
             if held is not None:
                 return held
         raise Disconnected(f"session {text} is changed by others again and again", do="Try again.")
@@ -622,7 +622,7 @@ class Sessions(Generic[L]):
             return None  # in this moment; it is compared with the office once more
         return self._record_held(session.id, held, holder, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
 
-    def _asked_for(
+    def _requested(
         self, session: Session, more: Mapping[str, Any], on_offer: OnOffer, holder: ProcessIdentity | None
     ) -> L | None:
         ident = session.id

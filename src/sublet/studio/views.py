@@ -91,10 +91,10 @@ def _offer_view(session: Session) -> Json | None:
     offer = session.offer
     if offer is None:
         return None
-    said = structs.asdict(offer)
-    del said["valid_s"], said["until_ns"]
-    said["estimate"] = said.pop("estimate_s")
-    return said | {"until": _moment(offer.until_ns), "accepted": session.is_accepted, "text": str(offer_of(offer))}
+    view = structs.asdict(offer)
+    del view["valid_s"], view["until_ns"]
+    view["estimate"] = view.pop("estimate_s")
+    return view | {"until": _moment(offer.until_ns), "accepted": session.is_accepted, "text": str(offer_of(offer))}
 
 
 def _lease_view(lease: LeaseRecord) -> Json:
@@ -161,14 +161,14 @@ def about(seconds: float) -> str:
 
 def state(view: Json) -> str:
     """``active``, with what else is worth knowing at a glance."""
-    said: str = view["state"]
+    text: str = view["state"]
     if view["end"]:
-        return said if view["end"] == said else f"{said}: {view['end']}"
+        return text if view["end"] == text else f"{text}: {view['end']}"
     if view["position"]:
-        return f"{said}, place {view['position']}"
+        return f"{text}, place {view['position']}"
     if view["suspended"]:
-        return f"{said}, suspended"
-    return f"{said}, busy" if view["busy"] else said
+        return f"{text}, suspended"
+    return f"{text}, busy" if view["busy"] else text
 
 
 def refusal(text: str) -> str:
@@ -186,10 +186,10 @@ def estimate_of(view: Json) -> str:
     """``, in about 5m``, and how accurate such estimates were; empty where there is none."""
     if view["estimate"] is None:
         return ""
-    said = f", in {about(view['estimate'])}"
+    text = f", in {about(view['estimate'])}"
     if view["estimate_error"] is not None:
-        said += f" (nine tenths of such estimates were within {about(view['estimate_error'])})"
-    return said
+        text += f" (nine tenths of such estimates were within {about(view['estimate_error'])})"
+    return text
 
 
 def offer_facts(offer: Json) -> list[tuple[str, str]]:
@@ -215,26 +215,26 @@ def last_saved(view: Json) -> str:
 
 def the_bill(line: Json) -> str:
     """What a session has cost so far."""
-    said = [
+    parts = [
         f"{line['leases']} lease{'' if line['leases'] == 1 else 's'}",
         f"{_duration(line['gpu_seconds'])} of GPU",
         f"{_duration(line['busy_seconds'])} busy",
         f"{_duration(line['waited_seconds'])} in the queue",
     ]
     if line["vram_leased_byte_seconds"]:
-        said.insert(2, f"{memory_time(line['vram_leased_byte_seconds'])} of GPU memory")
+        parts.insert(2, f"{memory_time(line['vram_leased_byte_seconds'])} of GPU memory")
     if line["launches"] is None:
-        said.append("launches not counted")
+        parts.append("launches not counted")
     elif line["launches"]:
         failed = f" ({line['launch_errors']} failed)" if line["launch_errors"] else ""
-        said.append(f"{line['launches']} launches{failed}")
+        parts.append(f"{line['launches']} launches{failed}")
     if line["saves"]:
-        said.append(f"{format_size(line['bytes_saved'])} saved")
+        parts.append(f"{format_size(line['bytes_saved'])} saved")
     if preempted := line["ended"].get("preempted", 0) + line["ended"].get("fair_share", 0):
-        said.append(f"given up to others {'once' if preempted == 1 else f'{preempted} times'}")
+        parts.append(f"given up to others {'once' if preempted == 1 else f'{preempted} times'}")
     if line["cost"]:
-        said.append(format_cost(line["cost"], line["currency"]))
-    return ", ".join(said)
+        parts.append(format_cost(line["cost"], line["currency"]))
+    return ", ".join(parts)
 
 
 def advice(view: Json) -> str:

@@ -330,8 +330,8 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
         body = convert_to(given, StartBody)
     except msgspec.ValidationError as error:
         wrong = re.search(r"\$\.(\w+)", str(error))
-        said = "" if wrong is None else _RANGES.get(wrong[1], "")
-        raise InvalidRequest(f"that cannot be asked for: {said or error}", do="Change it and start again.") from None
+        reason = "" if wrong is None else _RANGES.get(wrong[1], "")
+        raise InvalidRequest(f"that cannot be asked for: {reason or error}", do="Change it and start again.") from None
     visit.mine.start(body.name, body.terms())
 
 
@@ -474,8 +474,8 @@ class _Web:
         failing = sorted(wrong)
         if failing != self._failing:
             self._failing = failing
-            said = "; ".join(f"{part}: {wrong[part]}" for part in failing)
-            text = f"Not ready: {said}." if failing else "Ready again."
+            reason = "; ".join(f"{part}: {wrong[part]}" for part in failing)
+            text = f"Not ready: {reason}." if failing else "Ready again."
             _log.info("%s", text, extra=fields(event="readiness", failing=failing))
         return _json({"ok": not failing, "failing": failing}, 503 if failing else 200)
 
@@ -513,7 +513,7 @@ class _Web:
                 body = await _body(request) if request.method == "POST" else b""
                 token = await run_in_threadpool(self._by_token, request)
                 is_known = True
-                self._is_asked_by(request, token)
+                self._note_request(request, token)
 
                 def answered() -> object:
                     mine = self._studio.of(token.person)
@@ -557,12 +557,12 @@ class _Web:
             self._hub.check(cookie, token)
         elif token.label == HUB_LABEL:
             raise NotSignedIn("this studio is no service of a hub any more", do="Sign in with your token.")
-        self._is_asked_by(request, token)
+        self._note_request(request, token)
         return _Visit(self._studio, token, cookie, request)
 
-    def _is_asked_by(self, request: Request, token: Token) -> None:
+    def _note_request(self, request: Request, token: Token) -> None:
         setattr(request.state, PERSON, token.person)
-        self._studio.presences.asked(token)
+        self._studio.presences.on_request(token)
 
     # ---- with a JupyterHub
 
@@ -577,8 +577,8 @@ class _Web:
         secret = request.cookies.get(HANDSHAKE_COOKIE, "")
         if not _SECRET.fullmatch(secret):
             secret = secrets.token_urlsafe(32)
-        asked = request.query_params.get("to", "")
-        to = asked if _PAGES.fullmatch(asked) else "/"
+        wanted = request.query_params.get("to", "")
+        to = wanted if _PAGES.fullmatch(wanted) else "/"
         answer = _seen(RedirectResponse(self._hub.hub.sign_in_path(Handshake(secret), to), 303))
         answer.set_cookie(
             HANDSHAKE_COOKIE,
@@ -606,13 +606,13 @@ class _Web:
     def _from_hub(self, request: Request) -> tuple[str, str]:
         if self._hub is None:
             raise _nothing_here()
-        asked, handshake = request.query_params, Handshake(request.cookies.get(HANDSHAKE_COOKIE, ""))
-        to = handshake.path_of(asked.get("state", ""))
+        query, handshake = request.query_params, Handshake(request.cookies.get(HANDSHAKE_COOKIE, ""))
+        to = handshake.path_of(query.get("state", ""))
         if to is None:
             raise Unauthorized("that sign-in did not begin in this browser, or long ago", do="Sign in again.")
-        if "code" not in asked:
+        if "code" not in query:
             raise Unauthorized("JupyterHub named no user", do="Sign in again, with a user who may use the studio.")
-        return self._hub.sign_in(asked["code"], handshake), to
+        return self._hub.sign_in(query["code"], handshake), to
 
     def for_hub(self, handler: Callable[[HubPeople, ServerBody], object]) -> Callable[[Request], Any]:
         """A route for the hub itself, which shows the token that it knows the studio by."""
@@ -675,13 +675,13 @@ class _Web:
         async def answer(request: Request) -> Response:
             self._pause.request_came()
             form: dict[str, str] = {}
-            asked_by: _Visit | None = None
+            visitor: _Visit | None = None
             try:
                 _check_origin(request)
                 form = _form(await _body(request))
                 visit = await run_in_threadpool(self._visit, request)
                 _check_form(visit, form)
-                asked_by = visit
+                visitor = visit
                 acting = functools.partial(act, visit, form)
                 asks = await (self._in_turn(visit.person, acting) if asks_office else run_in_threadpool(acting))
             except NotSignedIn as error:
@@ -689,9 +689,9 @@ class _Web:
             except WouldBeLost as error:
                 return _html(page.insist_page(error, request.url.path, form["form"]))
             except SubletError as error:
-                if refused is None or asked_by is None:
+                if refused is None or visitor is None:
                     return _html(page.error_page(error), _status(error))
-                return _html(refused(asked_by, form, error), _status(error))
+                return _html(refused(visitor, form, error), _status(error))
             return _seen(RedirectResponse(page.at(back), 303)) if asks is None else _html(asks)
 
         return answer
@@ -950,15 +950,17 @@ def _nothing_here() -> NotFound:
 async def _not_here(request: Request, error: Exception) -> Response:
     """A path or a method that no route has."""
     assert isinstance(error, HTTPException)
-    said = _nothing_here()
+    not_found = _nothing_here()
     if request.url.path.startswith("/v1/"):
-        return _json(_error_body(said), error.status_code)
-    return _html(page.error_page(said), error.status_code)
+        return _json(_error_body(not_found), error.status_code)
+    return _html(page.error_page(not_found), error.status_code)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """What was not foreseen; the server logs it, without what was sent."""
-    said = SubletError("internal error in the studio", do="Look at the session before you repeat it; see its log.")
+    internal_error = SubletError(
+        "internal error in the studio", do="Look at the session before you repeat it; see its log."
+    )
     if request.url.path.startswith("/v1/"):
-        return _json(_error_body(said), 500)
-    return _html(page.error_page(said), 500)
+        return _json(_error_body(internal_error), 500)
+    return _html(page.error_page(internal_error), 500)

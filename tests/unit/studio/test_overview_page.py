@@ -32,7 +32,7 @@ from tests.unit.studio.markup import Elements
 EVIL: Final = "<img src=x onerror=alert(1)>\"'&"
 PERSON: Final = Person(id="p-1", name="ana", tenant="physics", is_operator=True)
 NOW_S: Final = 1_764_000_000.0
-PEOPLE: Final = [PersonPresence(person=PERSON, pages=0, asked_s=None, label="")]
+PEOPLE: Final = [PersonPresence(person=PERSON, pages=0, last_request_s=None, label="")]
 
 
 def moment(before_s: float) -> str:
@@ -115,7 +115,7 @@ def test_no_text_of_the_office_becomes_markup() -> None:
     entry = {"seq": 1, "at": EVIL, "kind": EVIL, "by": EVIL, "event": {"lease": {"id": EVIL}, "name": EVIL, "node": 3}}
     entries = msgspec.convert([entry], list[AuditEntry])
     evil = Person(id="p-2", name=EVIL, tenant=EVIL, teaches=(EVIL,))
-    people = [PersonPresence(person=evil, pages=0, asked_s=NOW_S, label=EVIL)]
+    people = [PersonPresence(person=evil, pages=0, last_request_s=NOW_S, label=EVIL)]
     pages = (
         overview_page(PERSON, overview(EVIL, disk_short=EVIL, supervisor_silent=5.0), people, "f"),
         audit_page(PERSON, EVIL, entries, "f"),
@@ -240,9 +240,9 @@ def test_people_are_shown_with_user_role_and_whether_they_are_connected() -> Non
     seen = replace(overview("text"), tenants=[tenant])
     bob = Person(id="p-2", name="bob", tenant="biology", teaches=("ml1",))
     people = [
-        PersonPresence(person=PERSON, pages=2, asked_s=NOW_S, label="main"),
-        PersonPresence(person=bob, pages=0, asked_s=NOW_S - 300, label="laptop"),
-        PersonPresence(person=replace(bob, name="cem", teaches=()), pages=0, asked_s=None, label=""),
+        PersonPresence(person=PERSON, pages=2, last_request_s=NOW_S, label="main"),
+        PersonPresence(person=bob, pages=0, last_request_s=NOW_S - 300, label="laptop"),
+        PersonPresence(person=replace(bob, name="cem", teaches=()), pages=0, last_request_s=None, label=""),
     ]
     page = overview_part(seen, people, "f")
     rows = [re.findall(r"<td>([^<]*)", row) for row in page.partition("<h2>People")[2].split("<tr>")[2:5]]

@@ -72,7 +72,7 @@ class Page:
         studio = SimpleNamespace(
             people=self.people,
             pages=self,
-            presences=SimpleNamespace(asked=self._looked_up),
+            presences=SimpleNamespace(on_request=self._looked_up),
             watch=OfficeWatch(lambda: None),
             settings=SimpleNamespace(answer_s=PATIENCE_S, update_s=0),
             of=lambda person: mine,
