@@ -294,11 +294,11 @@ def _forked_office(command: Sequence[str], env: Mapping[str, str], log: int) -> 
 
 
 class _Supervisor(starting_supervisors._Process):
-    def __init__(self, argv: list[str], log: int, told: int, env: Mapping[str, str]) -> None:
+    def __init__(self, argv: list[str], log: int, stdin: int, env: Mapping[str, str]) -> None:
         has = {**starting_supervisors.supervisor_environment(), **env}
-        self._forked = forked_supervisor(argv, has, log, told)
+        self._forked = forked_supervisor(argv, has, log, stdin)
         if self._forked is None:
-            super().__init__(argv, log, told, env)
+            super().__init__(argv, log, stdin, env)
 
     def poll(self) -> int | None:
         return super().poll() if self._forked is None else self._forked.poll()
@@ -311,7 +311,7 @@ class _Supervisor(starting_supervisors._Process):
             self._forked.wait()
 
 
-def forked_supervisor(argv: list[str], env: Mapping[str, str], log: int, told: int = -1) -> Forked | None:
+def forked_supervisor(argv: list[str], env: Mapping[str, str], log: int, stdin: int = -1) -> Forked | None:
     """None for one that is to have a start of its own, as one with another program has."""
     begins, own = _servers_of(env).begins, _for_start(env)
     libraries = ("LD_", "MALLOC_", "GLIBC_")  # it is started without the variables of Python
@@ -321,7 +321,7 @@ def forked_supervisor(argv: list[str], env: Mapping[str, str], log: int, told: i
     if not (_can_fork(order, env, alike) and argv[:-1] == plain):
         return None
     with open(os.devnull, "rb") as nothing:
-        return fork(_servers_of(env).supervisors, order, (nothing.fileno() if told < 0 else told, log, log))
+        return fork(_servers_of(env).supervisors, order, (nothing.fileno() if stdin < 0 else stdin, log, log))
 
 
 # ------------------------------------------------------------------------------------------------- who forks for others

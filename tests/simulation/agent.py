@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import Disconnected, SubletError
-from sublet.node.agent.core import AgentCore, Joined, LinkLoss
+from sublet.node.agent.core import AgentCore, JoinedSupervisor, LinkLoss
 from sublet.office.ledger import commands as cmd
 from sublet.wire.guests import Configured, Reports
 from sublet.wire.orders import Inventory, Order
@@ -91,7 +91,7 @@ class OfficeAgent:
         else:
             self._grants_sent(joined)
 
-    def _grants_sent(self, joined: Joined) -> None:
+    def _grants_sent(self, joined: JoinedSupervisor) -> None:
         if self._core.grants_sent(joined) and joined.is_successor:
             self.tick()
 

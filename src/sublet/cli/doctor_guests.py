@@ -107,8 +107,8 @@ def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
 
     found = Priority()
     if found.may:
-        return "ok", found.said
-    return "note", found.said, "Run the office as root, or with CAP_SYS_NICE, to have it."
+        return "ok", found.finding
+    return "note", found.finding, "Run the office as root, or with CAP_SYS_NICE, to have it."
 
 
 def _group_checks() -> dict[str, Check]:

@@ -23,14 +23,14 @@ AGAIN_S: Final = 0.2
 
 
 class Connection:
-    """Owns the socket. ``heard`` is told everything that happens on the link; the last thing is ``Over``."""
+    """Owns the socket. ``on_happening`` is told everything that happens on the link; the last thing is ``Over``."""
 
     def __init__(
         self,
         loop: Loop,
         sock: socket.socket,
         link: Link,
-        heard: Callable[[Happening], None],
+        on_happening: Callable[[Happening], None],
         unread: OutputBudget | None = None,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
@@ -44,7 +44,7 @@ class Connection:
         self._loop = loop.guarded(self._failed)
         self.sock = sock
         """Only for handing it on: no other code reads from it or writes to it."""
-        self._heard = heard
+        self._on_happening = on_happening
         self._watching = READ
         self._is_open = True
         self._will_push = False
@@ -72,7 +72,7 @@ class Connection:
             self.link.end(error)
             self._send()
             self._shut()
-            self._heard(Over(error, by_peer=False))
+            self._on_happening(Over(error, by_peer=False))
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -123,7 +123,7 @@ class Connection:
             if isinstance(happening, Over):
                 self._send()
                 self._shut()
-            self._heard(happening)
+            self._on_happening(happening)
 
     def _push(self) -> None:
         self._will_push = False

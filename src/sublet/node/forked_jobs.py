@@ -147,12 +147,12 @@ class ForkedJobs:
 
     def _ended(self, pidfd: int) -> None:
         job = self._running[pidfd]
-        said = b""
+        answer = b""
         with contextlib.suppress(BlockingIOError):  # it has ended, so all is there that will ever be
-            said = os.read(job.answer, ANSWER_MAX + 1)
+            answer = os.read(job.answer, ANSWER_MAX + 1)
         self._forget(job)
-        text = said[1:].decode("utf-8", "surrogateescape")
-        if said.startswith(ANSWERED):
+        text = answer[1:].decode("utf-8", "surrogateescape")
+        if answer.startswith(ANSWERED):
             job.done(text)
         else:
             self._fail(job.done, text or ("it took too long" if job.is_late else "its process was killed"))
@@ -191,8 +191,8 @@ def _be(work: Work, writing: int, parent: int, keep: int) -> NoReturn:
         os.setsid()
         give_back()
         set_pdeathsig(signal.SIGKILL, parent)
-        said = work().encode("utf-8", "surrogateescape")
-        os.write(ANSWER_FD, ANSWERED + said[:ANSWER_MAX])
+        answer = work().encode("utf-8", "surrogateescape")
+        os.write(ANSWER_FD, ANSWERED + answer[:ANSWER_MAX])
         os._exit(0)
     except (ParentGone, BrokenPipeError):  # the supervisor that would read it is gone
         pass

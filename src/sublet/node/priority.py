@@ -35,7 +35,7 @@ class Priority:
         self._group_usual = self._group()
         self._is_first = False
         self._is_wanted = False
-        self.may, self.said = self._probe()
+        self.may, self.finding = self._probe()
         """Whether it can come first, and what to say of it."""
 
     def first(self) -> None:

@@ -30,7 +30,7 @@ ORDERS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class JoinedSupervisor:
     """What follows once a supervisor has said who it is. When it is done, ``grants_sent`` is called with this."""
 
     is_successor: bool
@@ -56,7 +56,7 @@ class AgentCore:
     def __init__(self, *, report: ReportSink, incarnation: Callable[[], int]) -> None:
         self.is_joined = False
         """Whether a supervisor has said who it is, and is still there."""
-        self.is_told = False
+        self.is_informed = False
         """Whether that supervisor knows which leases live: all grants have been sent to it."""
         self._sink = report
         self._incarnation = incarnation
@@ -65,7 +65,7 @@ class AgentCore:
         confirmed, and a supervisor that stands still for an hour must not fill the memory."""
         self._early: list[Report] | None = []
         """What was reported before the office could listen."""
-        self._joined: Joined | None = None
+        self._joined: JoinedSupervisor | None = None
         """The present supervisor, until the connection is over."""
         self._had_one = False
         self._has_grants = False
@@ -104,7 +104,7 @@ class AgentCore:
             return None
         batch = tuple(self._out.popitem(last=False)[1] for _ in range(min(len(self._out), ORDERS_MAX)))
         if self._is_telling and not self._out:
-            self.is_told = True
+            self.is_informed = True
         return Orders(orders=batch, incarnation=self._incarnation()) if batch else None
 
     def on_reports(self, reports: Iterable[Report]) -> None:
@@ -124,14 +124,16 @@ class AgentCore:
         """A supervisor is looked for, and will be asked who it is."""
         self.dropped()
 
-    def configured(self, configured: Configured, generations: Callable[[], Mapping[TenantId, int]] = dict) -> Joined:
+    def configured(
+        self, configured: Configured, generations: Callable[[], Mapping[TenantId, int]] = dict
+    ) -> JoinedSupervisor:
         """It has said who it is. ``generations``: of the rights of tenants, where they ever changed."""
         had_one, self._had_one = self._had_one, True
         self.is_joined, self._tries = True, 0
-        self._joined = Joined(is_successor=had_one, revoke={} if configured.is_new else generations())
+        self._joined = JoinedSupervisor(is_successor=had_one, revoke={} if configured.is_new else generations())
         return self._joined
 
-    def grants_sent(self, joined: Joined) -> bool:
+    def grants_sent(self, joined: JoinedSupervisor) -> bool:
         """The office has handed in the grants that live, if ``joined`` is a successor. Whether it is still there: else
         another is being joined, and will get them."""
         if joined is not self._joined:
@@ -141,7 +143,7 @@ class AgentCore:
 
     def dropped(self) -> None:
         """There is no connection any more: it was given up here."""
-        self.is_joined = self.is_told = self._has_grants = self._is_telling = False
+        self.is_joined = self.is_informed = self._has_grants = self._is_telling = False
         self._joined = None
         self.watchdog.disconnected()
 
@@ -183,7 +185,7 @@ class AgentCore:
 
     def check_admission(self, front: Front, rights: tuple[int, int]) -> None:
         """Raises unless the supervisor would know the holder's lease, and its rights are still those of ``rights``."""
-        if not self.is_told:  # it may have been replaced while this holder waited
+        if not self.is_informed:  # it may have been replaced while this holder waited
             raise away()
         if self.rights(front) != rights:
             raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
@@ -207,7 +209,7 @@ class Watchdog:
     """The questions to one supervisor."""
 
     def __init__(self) -> None:
-        self._asked_ns: int | None = None
+        self._pinged_ns: int | None = None
         """When the question was asked that was not answered yet."""
         self._answered_ns: int | None = None
         """When the last one was answered, or the first look was taken."""
@@ -217,27 +219,27 @@ class Watchdog:
         """Whether a question is to be asked now. To be called every second or so, while there is a supervisor."""
         paused = self._looked_ns is not None and now_ns - self._looked_ns > SILENT_NS // 2
         self._looked_ns = now_ns
-        if self._asked_ns is not None:
+        if self._pinged_ns is not None:
             if paused:  # the office, or the machine, stood still itself: from now on it counts
-                self._asked_ns = now_ns
+                self._pinged_ns = now_ns
             return False
         if self._answered_ns is None:
             self._answered_ns = now_ns
         if now_ns - self._answered_ns < EVERY_NS:
             return False
-        self._asked_ns = now_ns
+        self._pinged_ns = now_ns
         return True
 
     def answered(self, now_ns: int) -> None:
         """Its loop runs."""
-        self._asked_ns, self._answered_ns = None, now_ns
+        self._pinged_ns, self._answered_ns = None, now_ns
 
     def disconnected(self) -> None:
         """There is no supervisor any more, or another one."""
-        self._asked_ns = self._answered_ns = self._looked_ns = None
+        self._pinged_ns = self._answered_ns = self._looked_ns = None
 
     def silent_ns(self, now_ns: int) -> int:
         """For how long it has not answered; 0 while that is no reason to speak of it."""
-        if self._asked_ns is None or now_ns - self._asked_ns < SILENT_NS:
+        if self._pinged_ns is None or now_ns - self._pinged_ns < SILENT_NS:
             return 0
-        return now_ns - self._asked_ns
+        return now_ns - self._pinged_ns

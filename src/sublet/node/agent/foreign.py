@@ -98,7 +98,7 @@ def merged(first: Foreign, second: Foreign) -> Foreign:
         resource=first.resource,
         amount=max(first.amount, second.amount),
         blocks=first.blocks or second.blocks,
-        detail="; ".join(said for said in (first.detail, second.detail) if said),
+        detail="; ".join(detail for detail in (first.detail, second.detail) if detail),
     )
 
 
@@ -106,7 +106,7 @@ class ForeignNews:
     """What of all this is news: what changed, everything at first, and everything again once a minute."""
 
     def __init__(self) -> None:
-        self._said: dict[ResourceId, Foreign] = {}
+        self._reported: dict[ResourceId, Foreign] = {}
         self._all_again_ns = 0
 
     def of(self, found: Iterable[Foreign], now_ns: int) -> list[Foreign]:
@@ -114,15 +114,15 @@ class ForeignNews:
         again = now_ns >= self._all_again_ns
         if again:
             self._all_again_ns = now_ns + REPEAT_NS
-        news = [foreign for foreign in found if again or self._said.get(foreign.resource) != foreign]
-        self._said.update({foreign.resource: foreign for foreign in news})
+        news = [foreign for foreign in found if again or self._reported.get(foreign.resource) != foreign]
+        self._reported.update({foreign.resource: foreign for foreign in news})
         return news
 
 
 def _sentence(uuid: str, amount: int, who: Sequence[Stranger], *, more: int) -> str:
     if not who:
         return f"{format_size(amount)} of {uuid} is used by processes that cannot be seen from here"
-    said = [str(stranger) for stranger in who] + ([f"{more} more"] if more else [])
-    names = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
+    strangers = [str(stranger) for stranger in who] + ([f"{more} more"] if more else [])
+    names = f"{', '.join(strangers[:-1])} and {strangers[-1]}" if len(strangers) > 1 else strangers[0]
     share = f"{format_size(amount)} of {uuid}" if amount else uuid
     return f"{share} is used by {names}, which Sublet did not start"

@@ -133,7 +133,7 @@ class CardWatch:
         self._elsewhere: dict[ResourceId, Foreign] = {}
         self._news = ForeignNews()
         self._thread: threading.Thread | None = None
-        self._asked_ns = 0
+        self._query_ns = 0
         self._own_then: dict[ResourceId, Own] = {}
         """What was ours when the question went out."""
         self._answer: list[CardReading] = []
@@ -152,19 +152,19 @@ class CardWatch:
         if not self._cards:
             return [], None
         reports: list[Fault | Foreign] = []
-        waited_ns = now_ns - self._asked_ns
+        waited_ns = now_ns - self._query_ns
         if self._thread is not None and not self._thread.is_alive():
-            self._thread, self.seen_ns = None, self._asked_ns
+            self._thread, self.seen_ns = None, self._query_ns
             reports = self.judge(self._answer, now_ns)
         elif self._thread is not None and waited_ns >= PATIENCE_NS:
-            said = f"the driver has not answered for {waited_ns // NS_PER_S} s"
-            reports = [self._fault(device.id, said) for device in self._cards.values()]
+            reason = f"the driver has not answered for {waited_ns // NS_PER_S} s"
+            reports = [self._fault(device.id, reason) for device in self._cards.values()]
         soon_ns = AT_ONCE_NS if self._is_wanted or self.is_for_a_lease else SOON_NS
-        if self._thread is None and (self._asked_ns == 0 or self._is_wanted or waited_ns >= self._every_ns):
+        if self._thread is None and (self._query_ns == 0 or self._is_wanted or waited_ns >= self._every_ns):
             self._ask(now_ns)
             waited_ns = 0
         if self._thread is None:
-            return reports, self._asked_ns + self._every_ns
+            return reports, self._query_ns + self._every_ns
         return reports, now_ns + min(LOOK_EVERY_NS, max(soon_ns, waited_ns))  # soon, and later if it takes long
 
     def request_reading(self) -> None:
@@ -242,7 +242,7 @@ class CardWatch:
             nvml.close()
 
     def _ask(self, now_ns: int) -> None:
-        self._asked_ns = now_ns
+        self._query_ns = now_ns
         self.is_for_a_lease, self._is_wanted = self._is_wanted, False
         self._own_then = {device.id: self._own(device.id) for device in self._cards.values()}
         broken = NvmlFailed(UNKNOWN, "the question itself failed")
@@ -342,7 +342,7 @@ class Cards:
         self._guard = Guard("cards")
         self._ours: frozenset[int] = frozenset()
         self._before: frozenset[int] = frozenset()
-        self._told: tuple[CardReading, ...] = ()
+        self._reported: tuple[CardReading, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._seen = asyncio.Event()
         self._wake = asyncio.Event()
@@ -449,8 +449,8 @@ class Cards:
     def _uses(self) -> tuple[CardUse, ...]:
         """What the last look showed of whom, each look once; where pids say nothing to us, of each card as a whole."""
         readings = tuple(health.reading for health in self.watch.health.values())
-        told, self._told = self._told, readings
-        if len(told) == len(readings) and all(map(is_, told, readings)):
+        previous, self._reported = self._reported, readings
+        if len(previous) == len(readings) and all(map(is_, previous, readings)):
             return ()
         if self.watch.sees_processes:
             return tuple(

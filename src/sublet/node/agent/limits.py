@@ -48,9 +48,9 @@ def block_bytes(folder: Path, keep_back: int = 0) -> int:
     Whole GiB; of less than one whole MiB."""
     space = space_of(folder)
     kept_back = max(disk_reserve(space.size).withheld, keep_back) - _size_on_disk(folder / RESERVE_FILE)
-    there = max(0, space.free + _in_images(folder / "blocks") - max(0, kept_back))
-    unit = GIB if there >= GIB else MIB
-    return there // unit * unit
+    available = max(0, space.free + _in_images(folder / "blocks") - max(0, kept_back))
+    unit = GIB if available >= GIB else MIB
+    return available // unit * unit
 
 
 def disk_bytes(folder: Path) -> int:
@@ -58,10 +58,10 @@ def disk_bytes(folder: Path) -> int:
     return space_of(folder).size
 
 
-def offer_again(before: int, there: int) -> bool:
-    """Whether what is offered of a disk changes, now that ``there`` may be. Less always; more only if it is worth an
-    entry in the journal, since other programs write and remove files all day."""
-    return there < before or there - before >= max(before // 16, 1)
+def offer_again(before: int, available: int) -> bool:
+    """Whether what is offered of a disk changes, now that ``available`` may be lent. Less always; more only if it is
+    worth an entry in the journal, since other programs write and remove files all day."""
+    return available < before or available - before >= max(before // 16, 1)
 
 
 def _in_images(blocks: Path) -> int:

@@ -88,8 +88,8 @@ class NvmlFailed(SubletError):
 
     scope = "office"
 
-    def __init__(self, code: int, said: str = "") -> None:
-        sentence, do = _SENTENCES.get(code, (f"the NVIDIA driver does not answer: {said or f'error {code}'}", _ELSE))
+    def __init__(self, code: int, text: str = "") -> None:
+        sentence, do = _SENTENCES.get(code, (f"the NVIDIA driver does not answer: {text or f'error {code}'}", _ELSE))
         super().__init__(sentence, do=do)
         self.code = code
 

@@ -214,7 +214,7 @@ def rehearse_as_lent(card: str, nodes: Sequence[str] = (), starter: GuestStarter
     cleaned, took_ns = _cleaned(card)
     one = _Try(card, *_forked(card, rehearse))
     with os.fdopen(one.reading, "rb") as file:
-        one.said = file.read()
+        one.output = file.read()
     found = _came_of(one)
     if found.failed or found.busy:
         return found
@@ -279,9 +279,9 @@ def _cleaned(card: str) -> tuple[CardFound, int]:
         finally:
             os._exit(1)
     os.close(writing)
-    said, code = _read_to_end(reading, pid)
+    output, code = _read_to_end(reading, pid)
     try:
-        cleaned = loads(CardFound, said)
+        cleaned = loads(CardFound, output)
     except SubletError:
         cleaned = CardFound(failed=f"the program for it ended with {_exit_in_words(code)}")
     if not cleaned.failed and not cleaned.left and not cleaned.scrubbed_bytes:
@@ -314,25 +314,25 @@ class GuestStarter:
         os.posix_spawn(argv[0], list(argv), os.environ, file_actions=streams)
         theirs.close()
 
-    def run(self, asked: GuestTrial, watch: Callable[[int], None] | None) -> tuple[int, str]:
+    def run(self, trial: GuestTrial, watch: Callable[[int], None] | None) -> tuple[int, str]:
         """The exit status of a guest, and what it said last. ``watch`` is told its pid while it has memory there."""
-        (their_in, our_in), (our_out, their_out), (told, tells) = os.pipe(), os.pipe(), os.pipe()
+        (their_in, our_in), (our_out, their_out), (status_fd, tells) = os.pipe(), os.pipe(), os.pipe()
         refused = b""
         try:
-            socket.send_fds(self._socket, [dumps(replace(asked, caps=self._caps))], [their_in, their_out, tells])
+            socket.send_fds(self._socket, [dumps(replace(trial, caps=self._caps))], [their_in, their_out, tells])
         except OSError:
             refused = b"the program that starts guests has ended"
         for fd in (their_in, their_out, tells):
             os.close(fd)
-        with os.fdopen(our_out, "rb") as file, os.fdopen(told, "rb") as status:
+        with os.fdopen(our_out, "rb") as file, os.fdopen(status_fd, "rb") as status:
             try:
-                said = file.readline()
-                if said.startswith(THERE) and watch is not None:
-                    watch(int(said.removeprefix(THERE)))
+                output = file.readline()
+                if output.startswith(THERE) and watch is not None:
+                    watch(int(output.removeprefix(THERE)))
             finally:
                 os.close(our_in)
-            said += file.read() or refused
-            return int(status.read() or 1), said.decode(errors="replace").strip()
+            output += file.read() or refused
+            return int(status.read() or 1), output.decode(errors="replace").strip()
 
 
 def _guest(
@@ -346,14 +346,14 @@ def _guest(
     """A guest of this profile with this card. ``wait_s``: for so long others may still have the card."""
     began_ns = time.monotonic_ns()
     words = (uuid_digits(card), str(PIECE), str(PATTERN), str(wait_s))
-    asked = GuestTrial(profile=profile, card=card, nodes=tuple(nodes), code=GUEST, words=words)
-    status, said = starter.run(asked, watch)
+    trial = GuestTrial(profile=profile, card=card, nodes=tuple(nodes), code=GUEST, words=words)
+    status, output = starter.run(trial, watch)
     failed: SubletError | None = None
     if status == _DRIVERS_ERROR:
-        name, code, in_words = said.split(" ", 2)
+        name, code, in_words = output.split(" ", 2)
         failed = driver_error(name, int(code), code, in_words)
     elif status:
-        failed = GpuError(said or f"it ended with {_exit_in_words(status)}", call="guest", do=_DO_LOOK)
+        failed = GpuError(output or f"it ended with {_exit_in_words(status)}", call="guest", do=_DO_LOOK)
     is_taken = isinstance(failed, OutOfMemory | DeviceTaken)
     return _GuestResult(failed=failed, is_taken=is_taken, took_ns=time.monotonic_ns() - began_ns)
 
@@ -361,8 +361,8 @@ def _guest(
 def _read_to_end(reading: int, pid: int) -> tuple[bytes, int]:
     """All that a child writes, and its exit status."""
     with os.fdopen(reading, "rb") as file:
-        said = file.read()
-    return said, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output = file.read()
+    return output, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _exit_in_words(code: int) -> str:
@@ -381,7 +381,7 @@ class _Try:
     """Where its answer is read."""
     pid: int
     until_s: float = 0.0
-    said: bytes = b""
+    output: bytes = b""
 
 
 def rehearse_each(
@@ -401,7 +401,7 @@ def rehearse_each(
         for reading, one in tuple(running.items()):
             if reading in ready:
                 piece = os.read(reading, 65_536)
-                one.said += piece
+                one.output += piece
                 if piece:
                     continue
                 found[one.card] = _came_of(one)
@@ -451,7 +451,7 @@ def _came_of(one: _Try) -> Rehearsal:
     """Of a process that has written all that it will ever write."""
     _, status = os.waitpid(one.pid, 0)
     with contextlib.suppress(SubletError):
-        return loads(Rehearsal, one.said)
+        return loads(Rehearsal, one.output)
     how = _exit_in_words(os.waitstatus_to_exitcode(status))
     return Rehearsal(
         card=one.card, failed=f"the program that tried it out ended with {how}", do="See the kernel's log."
@@ -475,20 +475,20 @@ async def rehearse_all(cards: Mapping[str, Sequence[str]], caps: LeaseCaps) -> l
     argv = python_argv(sys.executable, PROGRAM, dumps(caps).decode(), *words, options=("-I", "-S"))
     env = supervisor_environment()
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    said, why = b"", "it could not be tried out"
+    output, why = b"", "it could not be tried out"
     try:
         process = await asyncio.create_subprocess_exec(*argv, stdin=null, stdout=pipe, stderr=null, env=env)
     except OSError as error:
         why += f" ({error.strerror})"
     else:
         try:
-            said, _ = await process.communicate()  # it has limits of its own
+            output, _ = await process.communicate()  # it has limits of its own
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
     found = dict[str, Rehearsal]()
-    for line in said.splitlines():
+    for line in output.splitlines():
         with contextlib.suppress(SubletError):  # the program was ended while it wrote
             one = loads(Rehearsal, line)
             found[one.card] = one
@@ -548,8 +548,8 @@ def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:
 
 def shows_pids(tried: Collection[Rehearsal]) -> bool | None:
     """Whether pids of the driver are those of this process; None where no card could tell."""
-    told = [one.shows_pids for one in tried if one.steps and not one.failed and not one.busy]
-    return all(told) if told else None
+    answers = [one.shows_pids for one in tried if one.steps and not one.failed and not one.busy]
+    return all(answers) if answers else None
 
 
 def main(arguments: list[str]) -> int:

@@ -52,11 +52,11 @@ def scope_prefix(
         return [program, "--system", *_ASKED]
     if _has_manager(env.get(KEPT[0], "")):
         return [program, "--user", *_ASKED]
-    own, told = f"{users}/{uid}", find_program("env", path, uid=uid)
-    if not _has_manager(own) or told is None:
+    own, env_program = f"{users}/{uid}", find_program("env", path, uid=uid)
+    if not _has_manager(own) or env_program is None:
         return []  # this user has no running service manager
     # After `su`, in a cron job or in a service the variables that tell where it is are missing, or another user's.
-    return [told, f"--unset={KEPT[1]}", f"{KEPT[0]}={own}", program, "--user", *_ASKED]
+    return [env_program, f"--unset={KEPT[1]}", f"{KEPT[0]}={own}", program, "--user", *_ASKED]
 
 
 def _has_manager(folder: str) -> bool:

@@ -49,7 +49,7 @@ class FindOrStart:
         self._settings = settings
         self._path = os.path.join(settings.runtime, SOCKET_NAME)
         self._started: _Process | None = None
-        self._said_from = 0
+        self._log_start = 0
         """Where in the log the words of the last one begin."""
         self._begun: _Process | None = None
         """Started, and not asked for yet."""
@@ -66,11 +66,11 @@ class FindOrStart:
         if found is not None:
             found.close()
             return
-        told, self._telling = os.pipe()
+        owner_pipe, self._telling = os.pipe()
         try:
-            self._begun = self._start(told)
+            self._begun = self._start(owner_pipe)
         finally:
-            os.close(told)
+            os.close(owner_pipe)
 
     def whose(self, office: str) -> None:
         """Now it is known; to be said before the first call, which finds what was begun."""
@@ -109,7 +109,7 @@ class FindOrStart:
                 await asyncio.sleep(OTHER_S)
                 started = self._start()
             elif status == os.EX_CONFIG:
-                where, do = _last_lines(self._log, self._said_from, 2)
+                where, do = _last_lines(self._log, self._log_start, 2)
                 raise OfficeElsewhere(where, do=do)
             elif status is not None and self._scope:  # perhaps it was never begun: no scope to be had
                 self._scope = []
@@ -119,11 +119,11 @@ class FindOrStart:
             await asyncio.sleep(LOOK_S)
         return found
 
-    def _start(self, told: int = -1) -> _Process:
+    def _start(self, stdin: int = -1) -> _Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._said_from = os.fstat(log).st_size
-            started = self._started = _Process([*self._scope, *command(self._settings)], log, told, self._env)
+            self._log_start = os.fstat(log).st_size
+            started = self._started = _Process([*self._scope, *command(self._settings)], log, stdin, self._env)
         finally:
             os.close(log)
         os.environ.pop(WARM_VARIABLE, None)  # it was for the first one
@@ -134,7 +134,7 @@ class FindOrStart:
         return os.path.join(self._settings.state, LOG_NAME)
 
     def _failed(self, what: str) -> SubletError:
-        (word,) = _last_lines(self._log, self._said_from, 1)  # of an exception that is the line that names it
+        (word,) = _last_lines(self._log, self._log_start, 1)  # of an exception that is the line that names it
         return SubletError(
             f"the supervisor {what}" + (f": {word}" if word else ""), do=f"All that it said is in {self._log}."
         )
@@ -143,8 +143,8 @@ class FindOrStart:
 class _Process:
     """A process in a session of its own, which is meant to outlive this one. ``subprocess`` would warn of that."""
 
-    def __init__(self, argv: list[str], log: int, told: int, env: Mapping[str, str]) -> None:
-        """``told``: what it has as its standard input, if anything; ``env``: what it has beside what is kept."""
+    def __init__(self, argv: list[str], log: int, stdin: int, env: Mapping[str, str]) -> None:
+        """``stdin``: what it has as its standard input, if anything; ``env``: what it has beside what is kept."""
         self._status: int | None = None
         null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._pid = os.posix_spawn(
@@ -152,7 +152,7 @@ class _Process:
             argv,
             {**supervisor_environment(), **env},
             file_actions=[
-                null if told < 0 else (os.POSIX_SPAWN_DUP2, told, 0),
+                null if stdin < 0 else (os.POSIX_SPAWN_DUP2, stdin, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
                 (os.POSIX_SPAWN_DUP2, log, 2),
             ],
@@ -195,14 +195,14 @@ def package_folder() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
-def _last_lines(log: str, said_from: int, number: int) -> list[str]:
+def _last_lines(log: str, start: int, number: int) -> list[str]:
     """What it said last, which is why it ended. Empty lines where it said less."""
-    said: list[str] = []
+    found: list[str] = []
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        file.seek(max(said_from, os.fstat(file.fileno()).st_size - SAID_BYTES))
+        file.seek(max(start, os.fstat(file.fileno()).st_size - SAID_BYTES))
         lines = file.read().decode("utf-8", "replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()][-number:]
-    return [""] * (number - len(said)) + said
+        found = [line.strip() for line in lines if line.strip()][-number:]
+    return [""] * (number - len(found)) + found
 
 
 def _connected(path: str) -> socket.socket | None:

@@ -100,7 +100,7 @@ class SupervisedAgent:
         self._link: Link | None = None
         self._sock: socket.socket | None = None
         self._writing = False
-        self._is_told = asyncio.Event()
+        self._is_informed = asyncio.Event()
         """Holders wait for it: set when the supervisor knows which leases live, cleared when another is joined."""
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._again: asyncio.Task[None] | None = None
@@ -161,11 +161,11 @@ class SupervisedAgent:
                 await asyncio.wait_for(self.ask(Quit(now=now)), 2)
         self._drop()
 
-    async def ask(self, asked: OfficeCall, fds: tuple[int, ...] = ()) -> OfficeReply:
+    async def ask(self, request: OfficeCall, fds: tuple[int, ...] = ()) -> OfficeReply:
         """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
         if self._link is None:
             raise away()
-        call = self._link.call(dumps(asked), fds)
+        call = self._link.call(dumps(request), fds)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[call] = future
         self._send()
@@ -181,9 +181,9 @@ class SupervisedAgent:
             self._answers.pop(call, None)
         return loads(OfficeReply, answer)  # type: ignore[no-any-return]
 
-    async def guests(self, asked: ListGuests) -> Guests:
+    async def guests(self, request: ListGuests) -> Guests:
         """What runs here: one page of it."""
-        found = await self.ask(asked)
+        found = await self.ask(request)
         assert isinstance(found, Guests)
         return found
 
@@ -241,7 +241,7 @@ class SupervisedAgent:
         """
         rights = self._core.rights(front)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_told.wait(), TOLD_S)
+            await asyncio.wait_for(self._is_informed.wait(), TOLD_S)
         self._core.check_admission(front, rights)
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
@@ -297,9 +297,9 @@ class SupervisedAgent:
         self._sock, self._link = sock, Link.connecting()
         pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
-        asked = Configure(office=self._office, inventory=self._inventory, caps=self._caps)
+        request = Configure(office=self._office, inventory=self._inventory, caps=self._caps)
         try:
-            configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
+            configured = await asyncio.wait_for(self.ask(request), CONFIGURE_S)
         except InvalidRequest as error:
             self._drop()
             raise _of_another_version(pid, error) from error
@@ -409,7 +409,7 @@ class SupervisedAgent:
             self._sock.close()
         self._sock = self._link = None
         self._core.dropped()
-        self._is_told.clear()
+        self._is_informed.clear()
         self._turning.passed()
         self._writing = False
         answers, self._answers = self._answers, {}
@@ -445,8 +445,8 @@ class SupervisedAgent:
         ):
             self._link.event(dumps(message))
             self._send()
-        if self._core.is_told:
-            self._is_told.set()
+        if self._core.is_informed:
+            self._is_informed.set()
 
 
 def _of_another_version(pid: int, error: InvalidRequest) -> Unsupported:

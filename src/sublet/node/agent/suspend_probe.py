@@ -99,8 +99,8 @@ async def _tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str
     except OSError as error:
         return _Answer(Suspend.NONE, f"the trial could not be started ({error.strerror})")
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), PROBE_S)
-        found = json.loads(said)
+        output, _ = await asyncio.wait_for(process.communicate(), PROBE_S)
+        found = json.loads(output)
         return _Answer(Suspend(found["suspend"]), str(found.get("why", "")))
     except TimeoutError:
         return _Answer(Suspend.NONE, f"the driver did not answer in {PROBE_S:.0f} s")

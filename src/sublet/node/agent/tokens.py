@@ -149,8 +149,8 @@ def _holds(biscuit: Biscuit, now_s: int, operation: TokenOperation) -> bool:
 
 def _earliest(biscuit: Biscuit, expires: int) -> int:
     """Every check on the time was just made; of those that say it in our words the earliest is the expiry."""
-    said = (_EARLIER.findall(biscuit.block_source(index)) for index in range(1, biscuit.block_count()))
-    return min([expires, *(int(text) for texts in said for text in texts)])
+    expiries = (_EARLIER.findall(biscuit.block_source(index)) for index in range(1, biscuit.block_count()))
+    return min([expires, *(int(text) for texts in expiries for text in texts)])
 
 
 def _refusal() -> Unauthorized:

@@ -241,9 +241,9 @@ def _handed_on(folder: str, files: CgroupFiles) -> frozenset[str]:
     """
     if files.read(f"{folder}/cgroup.procs") and not _is_root(folder, files):
         return frozenset()
-    there = frozenset((files.read(f"{folder}/cgroup.controllers") or "").split()) & frozenset(CONTROLLERS)
+    present = frozenset((files.read(f"{folder}/cgroup.controllers") or "").split()) & frozenset(CONTROLLERS)
     handed_on = f"{folder}/cgroup.subtree_control"
-    for name in sorted(there - frozenset((files.read(handed_on) or "").split())):
+    for name in sorted(present - frozenset((files.read(handed_on) or "").split())):
         with contextlib.suppress(OSError):  # busy: a process has just come into the group; or not ours to change
             files.write(handed_on, f"+{name}")
-    return there & frozenset((files.read(handed_on) or "").split())
+    return present & frozenset((files.read(handed_on) or "").split())

@@ -143,9 +143,9 @@ class _Side:
             if is_shortage(error):
                 raise NotRead(error) from error
             raise
-        for level, kind, told in ancillary:
+        for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds += [fd for (fd,) in _FD.iter_unpack(told[: len(told) // _FD.size * _FD.size])]
+                fds += [fd for (fd,) in _FD.iter_unpack(payload[: len(payload) // _FD.size * _FD.size])]
         if flags & socket.MSG_CTRUNC:
             raise protocol_error("descriptors were lost: too many came at once, or too many are open here")
         for why in filter(None, map(why_refused, fds)):

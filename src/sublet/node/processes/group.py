@@ -107,14 +107,14 @@ class ControlGroup:
 
     def set_limits(self, limits: GroupLimits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
-        asked = {
+        wanted = {
             "memory": bool(limits.memory_bytes),
             "pids": bool(limits.pids_max),
             "cpu": bool(limits.cores or limits.cpu_weight),
             "cpuset": bool(limits.cpus),
             "devices": limits.devices is not None,
         }
-        return [name for name, is_asked in asked.items() if is_asked and not self._cap(name, limits)]
+        return [name for name, is_wanted in wanted.items() if is_wanted and not self._cap(name, limits)]
 
     def kill(self, known: Iterable[int] = ()) -> None:
         """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says. ``known``: who is

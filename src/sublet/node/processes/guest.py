@@ -80,7 +80,7 @@ class GuestProcess:
         """Whether its group held a process that nothing else had shown."""
         self.memory_max = 0
         """Bytes that the guests of its lease may use together; 0: any."""
-        self.is_told_of_memory = False
+        self.is_warned_of_memory = False
         """Whether a line on its stderr has said that it had too little."""
         self.was_warned = False
         """Whether it was told that its lease runs out, even if the lease was renewed after that."""

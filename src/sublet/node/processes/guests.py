@@ -162,14 +162,14 @@ class GuestTable:
             self._forked(tenancy, profile, id_, prepared, child, begun)
         except Exception as error:  # noqa: BLE001 - this may be a zygote's turn, or a holder's, and is neither's fault
             log_internal_error(error)
-            is_told = isinstance(child, Child) and child.failure in self._starting
-            if isinstance(child, Child) and not is_told:
+            is_reported = isinstance(child, Child) and child.failure in self._starting
+            if isinstance(child, Child) and not is_reported:
                 child.forget()
             if id_ not in self.by_id:
                 self._never_ran(prepared, begun, internal_error())
                 return
             self.fail_guest(id_)
-            if not is_told:
+            if not is_reported:
                 begun(None, internal_error())
 
     def _forked(
@@ -322,18 +322,18 @@ class GuestTable:
     def _see(self, at_all: bool) -> None:
         guests = list(self.of(None))
         closely = [guest.tree for guest in guests if guest.kills > 1 or guest.hides]
-        there = None
+        present = None
         if not closely and not at_all:
-            there = self._trees.present({guest.tree.root.pid for guest in guests if guest.main_runs})
-        if there is None:
+            present = self._trees.present({guest.tree.root.pid for guest in guests if guest.main_runs})
+        if present is None:
             self._see_all(guests, closely)
         else:
             self.strangers = 0
         for guest in guests:
             if guest.main_runs:
                 continue
-            if there is not None:
-                guest.processes = max(guest.processes, 1) if guest.id in there else 0
+            if present is not None:
+                guest.processes = max(guest.processes, 1) if guest.id in present else 0
             if guest.processes and guest.spec.serves and guest.state is not GuestState.ENDING:
                 self._end_left_behind(guest)
             if not guest.processes and not self.strangers:
@@ -393,8 +393,8 @@ class GuestTable:
         failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why
         if not failed:
             guest.exited(how)
-            if guest.reason is EndReason.OUT_OF_MEMORY and not guest.is_told_of_memory:
-                guest.is_told_of_memory = True
+            if guest.reason is EndReason.OUT_OF_MEMORY and not guest.is_warned_of_memory:
+                guest.is_warned_of_memory = True
                 guest.stdio.write_notice(out_of_memory(guest.memory_max))
 
     def _on_exit(self, guest: GuestProcess) -> None:

@@ -336,7 +336,7 @@ class GuestLauncher:
 
     def _fork_warm(self, key: ZygoteKey, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         spec, plan, child = prepared.spec, prepared.plan, prepared.stdio.child
-        asked = Fork(
+        fork = Fork(
             argv=arguments_of(spec.argv) or () if spec.argv else (),
             entry=spec.entry,
             args=spec.args or "{}",
@@ -357,7 +357,7 @@ class GuestLauncher:
         try:
             for path in plan.join:
                 groups.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # noqa: PERF401 - each is closed, if one fails
-            self.zygotes.fork(key, asked, (child.stdin, child.stdout, child.stderr), done, groups=groups)
+            self.zygotes.fork(key, fork, (child.stdin, child.stdout, child.stderr), done, groups=groups)
         except OSError as error:  # no descriptor left, or the group went: nothing was asked yet
             forked(error)
         finally:

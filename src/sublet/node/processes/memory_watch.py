@@ -62,16 +62,16 @@ class MemoryWatch:
         if used <= tenancy.memory_max:
             return
         for guest in tenancy.running():
-            if not guest.is_told_of_memory:
-                guest.is_told_of_memory = True
+            if not guest.is_warned_of_memory:
+                guest.is_warned_of_memory = True
                 guest.stdio.write_notice(out_of_memory(tenancy.memory_max, used))
         self._guests.kill(tenancy.running(), EndReason.OUT_OF_MEMORY)
 
     def _ask(self, tenancy: LeaseRuntime) -> None:
         """The kernel ended one of its processes, and the guest may go on without."""
         for guest in tenancy.running():
-            if not guest.is_told_of_memory and guest.tree.oom_kills():
-                guest.is_told_of_memory = True
+            if not guest.is_warned_of_memory and guest.tree.oom_kills():
+                guest.is_warned_of_memory = True
                 guest.stdio.write_notice(out_of_memory(tenancy.memory_max))
 
 

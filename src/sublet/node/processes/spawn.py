@@ -118,10 +118,10 @@ def spawn(plan: SpawnPlan) -> Child:
 
 def read_failure(failure: int, subject: str) -> SpawnFailed | None:
     """What the pipe says once it is readable: None if the command runs."""
-    said = os.read(failure, _FAILURE_MAX)
-    if not said:
+    report = os.read(failure, _FAILURE_MAX)
+    if not report:
         return None
-    step, _, number = said.decode("utf-8", "replace").partition("\0")
+    step, _, number = report.decode("utf-8", "replace").partition("\0")
     return SpawnFailed(step, int(number) if number.isdecimal() else 0, subject)  # a guest may have written it
 
 

@@ -66,7 +66,7 @@ class Stdio:
         self._draining: Timer | None = None
         self._closed = ends is None
         self._followings: list[Following] = []
-        self._stop_told = False
+        self._is_stop_noted = False
         self._input = bytearray()
         self._input_ends = ends is None or ends.stdin < 0
         self._input_midline = False
@@ -325,8 +325,8 @@ class Stdio:
             following.offer(stream, offset, data)
             if following.is_behind and following.follower.room() > 0:
                 self._serve_soon(following)
-        if self.log.stopped and not self._stop_told:
-            self._stop_told = True
+        if self.log.stopped and not self._is_stop_noted:
+            self._is_stop_noted = True
             self.write_notice(
                 f"the log of this guest ends here ({self.log.stopped}); it runs on, and is still shown live"
             )

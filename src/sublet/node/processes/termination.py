@@ -100,31 +100,31 @@ class Terminations:
 
     def _act(self) -> None:
         self._will_act = False
-        told, self._to_tell = self._to_tell, []
+        to_tell, self._to_tell = self._to_tell, []
         killed, self._to_kill = self._to_kill, []
         try:
-            self._reach(told, killed)
+            self._reach(to_tell, killed)
         except OSError:
-            self._to_tell, self._to_kill = told + self._to_tell, killed + self._to_kill
+            self._to_tell, self._to_kill = to_tell + self._to_tell, killed + self._to_kill
             self._loop.after(UNSEEN_S, self._act_soon)
         except Exception as error:  # noqa: BLE001 - whichever of them it was, the others are reached all the same
             log_internal_error(error)
-            for guest in told:
+            for guest in to_tell:
                 self._safely(guest, lambda guest=guest: self._reach([guest], []))  # type: ignore[misc]
             for guest in killed:
                 self._safely(guest, lambda guest=guest: self._kill_alone(guest))  # type: ignore[misc]
 
-    def _reach(self, told: list[GuestProcess], killed: list[GuestProcess]) -> None:
-        boxed = [guest for guest in told if guest.tree.is_boxed]
+    def _reach(self, to_tell: list[GuestProcess], killed: list[GuestProcess]) -> None:
+        boxed = [guest for guest in to_tell if guest.tree.is_boxed]
         for guest in boxed:
             self._safely(guest, lambda guest=guest: self._ask_to_leave(guest))  # type: ignore[misc]
-        if len(boxed) < len(told):
+        if len(boxed) < len(to_tell):
             look = self._trees.scan()
-            for guest in (one for one in told if one not in boxed):
+            for guest in (one for one in to_tell if one not in boxed):
                 self._safely(guest, lambda guest=guest: self._ask_to_leave(guest, look))  # type: ignore[misc]
         if killed:
             self._trees.kill(guest.tree for guest in killed)
-        for guest in told:  # to disk, so it comes second; of what they answer nothing has been read yet
+        for guest in to_tell:  # to disk, so it comes second; of what they answer nothing has been read yet
             for line in self._lines.pop(guest.id, ()):
                 self._safely(guest, lambda guest=guest, line=line: guest.stdio.write_notice(line))  # type: ignore[misc]
         if killed:

@@ -137,12 +137,14 @@ class Trash:
         """Until it is gone: while descriptors or processes are short it cannot be."""
         left = remove_tree(folder, count_max=NAMES_AT_ONCE)
         if left.is_cut_short:
-            self._forked_jobs.run(lambda: _leftover_text(remove_tree(folder)), lambda said: self._removed(folder, said))
+            self._forked_jobs.run(
+                lambda: _leftover_text(remove_tree(folder)), lambda leftover: self._removed(folder, leftover)
+            )
         elif not left.is_clean:
             raise OSError(errno.EBUSY, str(left), folder)
 
-    def _removed(self, folder: str, said: str | None) -> None:
-        if said != "":
+    def _removed(self, folder: str, leftover: str | None) -> None:
+        if leftover != "":
             self._loop.after(AGAIN_MAX_S, lambda: self._try(lambda: self._remove(folder), AGAIN_S))
 
 

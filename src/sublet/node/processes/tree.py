@@ -210,16 +210,16 @@ class Trees:
         until it has no new child: of all that had ended when they were asked, the orphans are in it by then.
         """
         known = {identity: tree.guest for tree in self._all() for identity in (*tree.known, tree.root)}
-        asked, found = set[int](), set[GuestId]()
+        examined, found = set[int](), set[GuestId]()
         while True:
             listed = self.procs.children(self.me)
             if listed is None:
                 return None
-            fresh = [pid for pid in listed if pid not in running and pid not in self.helpers and pid not in asked]
+            fresh = [pid for pid in listed if pid not in running and pid not in self.helpers and pid not in examined]
             if not fresh:
                 return found
             for pid in fresh:
-                asked.add(pid)
+                examined.add(pid)
                 stat = self.procs.stat(pid)
                 if stat is None or (not stat.is_gone and stat.identity not in known):
                     return None

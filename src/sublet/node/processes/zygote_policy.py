@@ -99,9 +99,9 @@ def walled_key(
     tenant can change.
     """
     is_ours = python in ("", sys.executable) and HARMLESS.issuperset(imports)
-    told = ((_LIBRARIES, driver),) if driver else ()
+    allowed = ((_LIBRARIES, driver),) if driver else ()
     read = [one for one in fingerprint(env) if one[0] not in _OURS_TO_SAY]
-    if not entry or not is_ours or not set(read) <= set(told):
+    if not entry or not is_ours or not set(read) <= set(allowed):
         return None
     return ZygoteKey(sys.executable, (_WALLS, *imports), (*_WALLED_ENV, *read), walled=True)
 

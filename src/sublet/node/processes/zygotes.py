@@ -86,9 +86,9 @@ class Zygotes:
         for zygote in self._running.values():
             on_life(zygote.pid, True)
 
-    def wish(self, asked: Warm) -> None:
+    def wish(self, warm: Warm) -> None:
         """A holder will soon want a guest of this kind."""
-        self.want(ZygoteKey(asked.python or sys.executable, asked.imports, fingerprint(asked.env)))
+        self.want(ZygoteKey(warm.python or sys.executable, warm.imports, fingerprint(warm.env)))
 
     def for_tenant(self, key: ZygoteKey, tenant: str) -> ZygoteKey:
         """The one of this kind from which the tenant's next guest should come: its own, the one that tenants share
@@ -155,8 +155,8 @@ class Zygotes:
 
     # ------------------------------------------------------------------------------------- what zygotes have to say
 
-    def proved(self, key: ZygoteKey, said: Ready) -> None:
-        self.shelf.proved(key, said.stamps, said.private_bytes)
+    def proved(self, key: ZygoteKey, ready: Ready) -> None:
+        self.shelf.proved(key, ready.stamps, ready.private_bytes)
 
     def discarded(self, key: ZygoteKey, reason: str) -> None:
         self.shelf.discarded(key, reason, self.loop.now_ns())
@@ -167,7 +167,7 @@ class Zygotes:
         self._running.pop(key).end()
 
 
-class _Asked:
+class _PendingFork:
     """One fork that is not answered yet."""
 
     __slots__ = ("failure", "go", "on_done", "timer")
@@ -187,7 +187,7 @@ class _Zygote:
         self._key = key
         self._house = house
         self._link = Link.accepting()
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingFork] = {}
         self.waiting: list[Callable[[], None]] = []
         """Told in a turn of their own that it is ready, or has ended."""
         self._words = os.memfd_create("zygote")
@@ -218,7 +218,7 @@ class _Zygote:
         loop.watch(self._sock.fileno(), READ, self._on_ready)
 
     def fork(self, fork: Fork, fds: Sequence[int], on_done: OnForked) -> None:
-        if len(self._asked) >= FORKS_MAX:
+        if len(self._pending) >= FORKS_MAX:
             on_done(Unsupported("the warm interpreter has too many guests to make at once", do=_PLAIN))
             return
         made: list[int] = []
@@ -241,7 +241,7 @@ class _Zygote:
             on_done(error)
             return
         timer = self._loop.after(FORK_S, partial(self._end, f"it did not answer within {FORK_S:.0f} s"))
-        self._asked[call] = _Asked(on_done, go, failure, timer)
+        self._pending[call] = _PendingFork(on_done, go, failure, timer)
         self._push()
 
     def end(self) -> None:
@@ -257,7 +257,7 @@ class _Zygote:
         self._house.on_life(self.pid, False)
         close_all((self._child.pidfd, self._child.failure, self._words))
         self._link.drop_output()
-        for call in tuple(self._asked):
+        for call in tuple(self._pending):
             self._refuse(call, Unsupported("the warm interpreter ended", do=_PLAIN))
         self._notify_waiting()
 
@@ -307,20 +307,20 @@ class _Zygote:
 
     def _on_message(self, body: bytes) -> None:
         try:
-            said = loads(Ready | Discarded, body)
+            message = loads(Ready | Discarded, body)
         except SubletError as error:
             self._end(error.message)
             return
-        if isinstance(said, Discarded):
-            self._discard(said.reason)
+        if isinstance(message, Discarded):
+            self._discard(message.reason)
         else:
             self._late.cancel()
-            self._house.proved(self._key, said)
+            self._house.proved(self._key, message)
             self._notify_waiting()
 
     def _answer(self, call: int, body: bytes) -> None:
-        asked = self._asked.get(call)
-        if asked is None:
+        pending = self._pending.get(call)
+        if pending is None:
             return
         try:
             forked = loads(Forked, body)
@@ -328,16 +328,16 @@ class _Zygote:
         except (SubletError, OSError):
             self._refuse(call, Unsupported("the new guest was gone at once", do=_PLAIN))
             return
-        del self._asked[call]
-        asked.timer.cancel()
-        asked.on_done(Child(forked.pid, pidfd, asked.failure, asked.go))
+        del self._pending[call]
+        pending.timer.cancel()
+        pending.on_done(Child(forked.pid, pidfd, pending.failure, pending.go))
 
     def _refuse(self, call: int, error: SubletError) -> None:
-        asked = self._asked.pop(call, None)
-        if asked is not None:
-            asked.timer.cancel()
-            close_all((asked.go, asked.failure))  # a guest that waits for its word ends by that
-            asked.on_done(error)
+        pending = self._pending.pop(call, None)
+        if pending is not None:
+            pending.timer.cancel()
+            close_all((pending.go, pending.failure))  # a guest that waits for its word ends by that
+            pending.on_done(error)
 
     def _discard(self, reason: str) -> None:
         self._house.discarded(self._key, reason)
@@ -352,8 +352,8 @@ class _Zygote:
         if failed is not None:
             return str(failed)
         size = os.fstat(self._words).st_size
-        said = os.pread(self._words, LAST_WORDS, max(0, size - LAST_WORDS)).decode("utf-8", "replace")
-        return said.strip().rpartition("\n")[2] or "it ended without a word"
+        output = os.pread(self._words, LAST_WORDS, max(0, size - LAST_WORDS)).decode("utf-8", "replace")
+        return output.strip().rpartition("\n")[2] or "it ended without a word"
 
 
 def _plan(key: ZygoteKey, cold: frozenset[str], sock: int, words: int, enter: Callable[[ZygoteKey], None]) -> SpawnPlan:

@@ -60,19 +60,19 @@ def to_text(plan: SandboxPlan) -> str:
 
 def from_text(text: str) -> SandboxPlan:
     """Whole, or not at all: a name that is missing or unknown raises."""
-    told: dict[str, Any] = json.loads(text)
-    policy = told.pop("policy")
-    lists: dict[str, Any] = {name: tuple(told.pop(name)) for name in ("covers", "reads", "writes", "nodes")}
+    values: dict[str, Any] = json.loads(text)
+    policy = values.pop("policy")
+    lists: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("covers", "reads", "writes", "nodes")}
     return SandboxPlan(
-        profile=SandboxProfile(told.pop("profile")),
-        steps=tuple(map(SandboxStep, told.pop("steps"))),
-        namespaces=frozenset(map(SandboxPart, told.pop("namespaces"))),
-        ids=None if (ids := told.pop("ids")) is None else Ids(*ids),
+        profile=SandboxProfile(values.pop("profile")),
+        steps=tuple(map(SandboxStep, values.pop("steps"))),
+        namespaces=frozenset(map(SandboxPart, values.pop("namespaces"))),
+        ids=None if (ids := values.pop("ids")) is None else Ids(*ids),
         policy=SandboxPolicy(**{**policy, "allow_missing": frozenset(policy["allow_missing"])}),
-        binds=tuple(Bind(*bind) for bind in told.pop("binds")),
-        missing=tuple(map(SandboxPart, told.pop("missing"))),
+        binds=tuple(Bind(*bind) for bind in values.pop("binds")),
+        missing=tuple(map(SandboxPart, values.pop("missing"))),
         **lists,
-        **told,
+        **values,
     )
 
 

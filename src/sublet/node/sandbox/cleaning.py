@@ -137,18 +137,18 @@ class _Cleaning:
             if self.left.removed + self.left.left >= self.count_max:
                 self.left.is_cut_short = True
                 return
-            here = f"{path}{name}"
+            entry_path = f"{path}{name}"
             try:
                 mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
             except FileNotFoundError:
                 continue
             except OSError as error:
-                _note(self.left, here, error)
+                _note(self.left, entry_path, error)
                 continue
             if stat.S_ISDIR(mode):
-                self._subfolder(name, fd, here, depth)
+                self._subfolder(name, fd, entry_path, depth)
             else:
-                self.unlink(name, fd, here)
+                self.unlink(name, fd, entry_path)
 
     def _subfolder(self, name: str, parent: int, path: str, depth: int) -> None:
         if depth >= _DEPTH_MAX and self._move_up(name, parent):

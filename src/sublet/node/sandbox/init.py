@@ -99,8 +99,8 @@ def _outside(init: int, parent: int, status: int) -> NoReturn:
         syscalls.set_dumpable(False)
         set_pdeathsig(signal.SIGKILL, parent)
         ended = _watch(init, init)
-        said = os.read(0, _STATUS.size)
-        _end_like(_STATUS.unpack(said)[0] if len(said) == _STATUS.size else ended)
+        report = os.read(0, _STATUS.size)
+        _end_like(_STATUS.unpack(report)[0] if len(report) == _STATUS.size else ended)
     except BaseException:  # noqa: BLE001 - this is a copy of the supervisor, and must not go on as one
         os._exit(COULD_NOT)
 

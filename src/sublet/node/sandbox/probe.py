@@ -47,7 +47,7 @@ def probe_abilities() -> Abilities:
 
 def _tried(attempt: Callable[[], None]) -> PartFinding:
     """Do it in a child; what it says, or that it ended without a word, is the finding."""
-    said_read, said_write = os.pipe2(os.O_CLOEXEC)
+    report_read, report_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -56,16 +56,16 @@ def _tried(attempt: Callable[[], None]) -> PartFinding:
             code = 0
         except BaseException as error:  # noqa: BLE001 - this is a copy of the caller, and must not go on as one
             with contextlib.suppress(OSError):
-                os.write(said_write, _in_words(error).encode()[:_SAID_MAX])
+                os.write(report_write, _in_words(error).encode()[:_SAID_MAX])
         finally:
             os._exit(code)
-    os.close(said_write)
-    with open(said_read, "rb", buffering=0) as file:
-        said = file.read(_SAID_MAX) or b""
+    os.close(report_write)
+    with open(report_read, "rb", buffering=0) as file:
+        report = file.read(_SAID_MAX) or b""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
         return PartFinding(True)
-    return PartFinding(False, said.decode("utf-8", "replace") or f"the attempt ended with {status}")
+    return PartFinding(False, report.decode("utf-8", "replace") or f"the attempt ended with {status}")
 
 
 def _in_words(error: BaseException) -> str:
@@ -158,7 +158,7 @@ def _proc() -> None:
 def _first_process() -> Iterator[bool]:
     """The body runs twice: as the first process of a new namespace, and (told False) outside; both must go well."""
     syscalls.unshare(syscalls.CLONE_NEWPID)
-    said_read, said_write = os.pipe2(os.O_CLOEXEC)
+    report_read, report_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -167,14 +167,14 @@ def _first_process() -> Iterator[bool]:
             code = 0
         except BaseException as error:  # noqa: BLE001 - see _tried
             with contextlib.suppress(OSError):
-                os.write(said_write, _in_words(error).encode()[:_SAID_MAX])
+                os.write(report_write, _in_words(error).encode()[:_SAID_MAX])
         finally:
             os._exit(code)
-    os.close(said_write)
-    said = os.read(said_read, _SAID_MAX)
-    os.close(said_read)
+    os.close(report_write)
+    report = os.read(report_read, _SAID_MAX)
+    os.close(report_read)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
-        raise OSError(said.decode("utf-8", "replace") or "the first process ended early")
+        raise OSError(report.decode("utf-8", "replace") or "the first process ended early")
     yield False
 
 

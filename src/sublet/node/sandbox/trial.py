@@ -102,23 +102,23 @@ def _walled(lease: LeaseRuntime, nodes: Sequence[str], runtime: str, spec: Guest
 # ---- a guest, as a supervisor starts it ----
 
 
-def run_guest(asked: GuestTrial, wanted: int) -> int:
+def run_guest(trial: GuestTrial, wanted: int) -> int:
     """The exit status of the code in such a guest. Where it could not be started, or was killed, the reason is on its
     standard output, and the status is 1. ``wanted``: a pipe whose other end is open as long as the guest is wanted."""
-    card, is_local = asked.card, asked.profile == Profile.LOCAL
+    card, is_local = trial.card, trial.profile == Profile.LOCAL
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     lease = _lease(LeaseRuntime, card, OWNER if is_local else TENANT, now_ns)
     groups = Groups.probe(f"trial-{os.getpid()}")
     folder = f"/tmp/sublet-trial-{os.getpid()}-{os.urandom(8).hex()}"
     os.mkdir(folder, 0o700)
     try:
-        limits = limits_for(lease.parts, asked.caps, tenant=lease.tenant)
+        limits = limits_for(lease.parts, trial.caps, tenant=lease.tenant)
         lease.open(folder, groups, now_ns, lambda count: choose(count, os.sched_getaffinity(0), ()), limits)
         if is_local:
             room = SandboxRoom(env=dict(os.environ), cwd="/", enter=lambda parent: parent, ids=None)
         else:
             spec = GuestSpec(argv=(sys.executable,), python=sys.executable)
-            room = _walled(lease, asked.nodes, folder, spec, counted=groups.has("pids"))
+            room = _walled(lease, trial.nodes, folder, spec, counted=groups.has("pids"))
         group = groups.group(lease.lease, GuestId("guest"))
         if group is not None:
             group.create()
@@ -129,7 +129,7 @@ def run_guest(asked: GuestTrial, wanted: int) -> int:
             enter=room.enter,
             cwd=room.cwd,
             umask=0o022,
-            argv=(sys.executable, "-I", "-S", "-c", asked.code, *asked.words),
+            argv=(sys.executable, "-I", "-S", "-c", trial.code, *trial.words),
             env={**room.env, **card_environment({card: 1}, room.env), **lease.environment()},
         )
         return _run_to_end(plan, group, wanted)
@@ -177,13 +177,13 @@ def _run_to_end(plan: SpawnPlan, group: ControlGroup | None, wanted: int) -> int
     return code
 
 
-def serve(asked: socket.socket) -> None:
+def serve(requests: socket.socket) -> None:
     """Start a guest for each request, in a fork of its own."""
     os.environ.pop(VISIBLE, None)  # a supervisor has none
     enter_child_group()  # as a supervisor that was given a group
     os.write(1, READY)
     while True:
-        text, fds, _, _ = socket.recv_fds(asked, REQUEST_MAX, 3)
+        text, fds, _, _ = socket.recv_fds(requests, REQUEST_MAX, 3)
         if not text:
             return
         if not os.fork():
@@ -216,8 +216,8 @@ def _answer(text: bytes, fds: Sequence[int]) -> NoReturn:
 def main(arguments: Sequence[str]) -> NoReturn:
     """The program. Where such a guest could not be started, it says why, and its status is 1."""
     if arguments[0] == SERVE:
-        with socket.socket(fileno=0) as asked:
-            serve(asked)
+        with socket.socket(fileno=0) as requests:
+            serve(requests)
         sys.exit(0)
     card, nodes, code, *words = arguments
     lease = _lease(_TrialLease, card, TENANT)

@@ -161,8 +161,8 @@ class Blocks:
             owners = {first: owner for first, owner in before.items() if not _is_gone(owner)}
             yield owners
             if owners != before:
-                told = {str(first): owner for first, owner in sorted(owners.items())}
-                _publish(self._path, {"version": _VERSION, "blocks": told}, 0o644)
+                blocks = {str(first): owner for first, owner in sorted(owners.items())}
+                _publish(self._path, {"version": _VERSION, "blocks": blocks}, 0o644)
 
     def _read(self) -> dict[int, str]:
         try:
@@ -184,12 +184,12 @@ def _is_gone(home: str) -> bool:
     return home.startswith(TEMPORARY) and not os.path.isdir(home)
 
 
-def _publish(path: str, told: object, mode: int) -> None:
+def _publish(path: str, content: object, mode: int) -> None:
     temporary = f"{path}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     with open(fd, "w") as file:
         os.fchmod(fd, mode)
-        file.write(json.dumps(told, indent=1, sort_keys=True))
+        file.write(json.dumps(content, indent=1, sort_keys=True))
         file.flush()
         os.fsync(fd)
     os.rename(temporary, path)

@@ -127,12 +127,12 @@ class Walls:
             raise Unsupported(
                 f"the interpreter {python} could not be looked at", do="Use one of the system's (/usr/bin/python3)."
             )
-        said = json.loads(found)
-        if "message" in said:
-            raise Unsupported(said["message"], do=said["do"])
+        answer = json.loads(found)
+        if "message" in answer:
+            raise Unsupported(answer["message"], do=answer["do"])
         while len(self._seen) >= SEEN_MAX:
             del self._seen[next(iter(self._seen))]
-        self._seen[python] = tuple(said["prefixes"])
+        self._seen[python] = tuple(answer["prefixes"])
 
     def shown_with(self, python: str) -> tuple[str, ...]:
         """The folders that a guest is shown because it runs in this interpreter, as they were seen."""
@@ -173,8 +173,8 @@ class Walls:
             self._has_looked = True
         if not self.driver:
             return spec
-        asked = spec.env.get(LIBRARY_PATH, "")
-        return replace(spec, env={**spec.env, LIBRARY_PATH: f"{asked}:{self.driver}" if asked else self.driver})
+        own = spec.env.get(LIBRARY_PATH, "")
+        return replace(spec, env={**spec.env, LIBRARY_PATH: f"{own}:{self.driver}" if own else self.driver})
 
     @property
     def hidden(self) -> tuple[str, ...]:

@@ -51,15 +51,15 @@ class _Found:
         return CopiedIn(number=one.number, wall_ns=one.wall_ns, size=self.size, note=one.note)
 
 
-def copy_in(place: VolumeAccess, source: str, asked: CopyIn) -> CopiedIn:
+def copy_in(place: VolumeAccess, source: str, request: CopyIn) -> CopiedIn:
     """See what there is in ``source``, and unless only that was asked, put it where the asker wants it. Raises for what
     has no room, before anything of it is written."""
     with contextlib.ExitStack() as undo:
-        found = _newest(source, asked.passing, undo)
+        found = _newest(source, request.passing, undo)
         if found is None:
             return CopiedIn(number=0)
-        if asked.staging:
-            _put(place, asked, found, undo)
+        if request.staging:
+            _put(place, request, found, undo)
         return found.summary
 
 
@@ -134,11 +134,11 @@ def _opened(packs: int, contents: Contents, undo: contextlib.ExitStack) -> dict[
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def _put(place: VolumeAccess, asked: CopyIn, found: _Found, undo: contextlib.ExitStack) -> None:
+def _put(place: VolumeAccess, request: CopyIn, found: _Found, undo: contextlib.ExitStack) -> None:
     top = os.open(place.folder, FOLDER)
     undo.callback(os.close, top)
     _fits(place, top, found.size)
-    folder = _staged(place, asked, top, undo)
+    folder = _staged(place, request, top, undo)
     for name, source in found.packs.items():
         with _made(folder, name) as fd:
             copy_bytes(source, fd, found.contents.packs[name][0])
@@ -162,17 +162,19 @@ def _fits(place: VolumeAccess, top: int, size: int) -> None:
         )
 
 
-def _staged(place: VolumeAccess, asked: CopyIn, top: int, undo: contextlib.ExitStack) -> int:
+def _staged(place: VolumeAccess, request: CopyIn, top: int, undo: contextlib.ExitStack) -> int:
     """The asker's folder."""
     staging = ours(top, STAGING)
     undo.callback(os.close, staging)
     try:
-        own = os.open(staging_of(asked.epoch, apart=place.apart), FOLDER, dir_fd=staging)
+        own = os.open(staging_of(request.epoch, apart=place.apart), FOLDER, dir_fd=staging)
         undo.callback(os.close, own)
-        folder = os.open(plain_name(asked.staging), FOLDER, dir_fd=own)
+        folder = os.open(plain_name(request.staging), FOLDER, dir_fd=own)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise NotFound(f"{asked.staging} is no folder in the staging of this epoch", do="Make it first.") from None
+            raise NotFound(
+                f"{request.staging} is no folder in the staging of this epoch", do="Make it first."
+            ) from None
         raise
     undo.callback(os.close, folder)
     return folder

@@ -47,7 +47,7 @@ _BYTE: Final = b"f"
 _FD_BYTES: Final = struct.calcsize("i")
 
 
-def list_volume(place: VolumeAccess, asked: ListVolume) -> VolumeListed:
+def list_volume(place: VolumeAccess, request: ListVolume) -> VolumeListed:
     """What is published there, and how much room is left."""
     with contextlib.ExitStack() as undo:
         top = _opened(undo, os.open(place.folder, FOLDER))
@@ -59,31 +59,31 @@ def list_volume(place: VolumeAccess, asked: ListVolume) -> VolumeListed:
             found = os.fstatvfs(top)
             room = found.f_bavail * found.f_frsize
         freed = 0
-        if asked.keep:
+        if request.keep:
             packs = _opened(undo, ours(top, PACKS))
-            needed = needed_by(checkpoints, numbers[-asked.keep :])
+            needed = needed_by(checkpoints, numbers[-request.keep :])
             for name in set(os.listdir(packs)) - needed:
                 with contextlib.suppress(FileNotFoundError):
                     freed += os.stat(name, dir_fd=packs, follow_symlinks=False).st_size
         return VolumeListed(numbers=tuple(numbers), room=room, freed=freed)
 
 
-def open_files(place: VolumeAccess, asked: OpenFiles, epoch: Epoch, handed: int) -> FilesOpened:
+def open_files(place: VolumeAccess, request: OpenFiles, epoch: Epoch, handed: int) -> FilesOpened:
     """Open them and send them through the socket ``handed``, in the order of their names."""
-    if not 1 <= len(asked.names) <= FILES_MAX:
-        raise InvalidRequest(f"{len(asked.names)} files were asked for", do=f"Name 1 to {FILES_MAX} at a time.")
+    if not 1 <= len(request.names) <= FILES_MAX:
+        raise InvalidRequest(f"{len(request.names)} files were asked for", do=f"Name 1 to {FILES_MAX} at a time.")
     with contextlib.ExitStack() as undo:
         top = _opened(undo, os.open(place.folder, FOLDER))
-        if asked.staging:
-            fds = _staged(undo, top, place, asked, epoch)
-        elif asked.write:
+        if request.staging:
+            fds = _staged(undo, top, place, request, epoch)
+        elif request.write:
             raise InvalidRequest("what is published is not written to", do="Name a folder of the staging.")
         else:
-            fds = [_published(undo, top, name) for name in asked.names]
+            fds = [_published(undo, top, name) for name in request.names]
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))
         with socket.socket(fileno=os.dup(handed)) as sock:
             sock.sendmsg([_BYTE], [rights])
-    return FilesOpened(names=asked.names)
+    return FilesOpened(names=request.names)
 
 
 def take_handed(sock: socket.socket) -> tuple[int, ...]:
@@ -114,36 +114,36 @@ def _published(undo: contextlib.ExitStack, top: int, name: str) -> int:
         os.close(where)
 
 
-def _staged(undo: contextlib.ExitStack, top: int, place: VolumeAccess, asked: OpenFiles, epoch: Epoch) -> list[int]:
+def _staged(undo: contextlib.ExitStack, top: int, place: VolumeAccess, request: OpenFiles, epoch: Epoch) -> list[int]:
     staging = _opened(undo, ours(top, STAGING))
     own = _opened(undo, os.open(staging_of(epoch, apart=place.apart), FOLDER, dir_fd=staging))
-    name = plain_name(asked.staging)
-    if asked.write:
+    name = plain_name(request.staging)
+    if request.write:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=own)
             _forget_oldest(place, epoch, own)
     try:
         folder = _opened(undo, os.open(name, FOLDER, dir_fd=own))
-        if asked.write and len(os.listdir(folder)) + len(asked.names) > STAGED_FILES_MAX:
+        if request.write and len(os.listdir(folder)) + len(request.names) > STAGED_FILES_MAX:
             raise CapacityExceeded(f"a save has more than {STAGED_FILES_MAX} files", do="Save less at a time.")
-        flags = _NEW if asked.write else FILE
-        return [_plain(undo, os.open(plain_name(one), flags, 0o600, dir_fd=folder), one) for one in asked.names]
+        flags = _NEW if request.write else FILE
+        return [_plain(undo, os.open(plain_name(one), flags, 0o600, dir_fd=folder), one) for one in request.names]
     except OSError as error:
         if error.errno == errno.ENOENT:
-            raise NotFound(f"{asked.staging[:80]} has not what was asked for", do="Save again.") from None
+            raise NotFound(f"{request.staging[:80]} has not what was asked for", do="Save again.") from None
         if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
-            raise InvalidRequest(f"a file in {asked.staging[:80]} is there already", do="Save again.") from None
+            raise InvalidRequest(f"a file in {request.staging[:80]} is there already", do="Save again.") from None
         raise
 
 
-def publish_and_forget(place: VolumeAccess, asked: Publish) -> Published:
+def publish_and_forget(place: VolumeAccess, request: Publish) -> Published:
     """``publish``, for a holder that cannot remove what it staged."""
     try:
-        return publish(place, asked)
+        return publish(place, request)
     finally:
-        own = os.path.join(place.folder, STAGING, staging_of(asked.epoch, apart=place.apart))
+        own = os.path.join(place.folder, STAGING, staging_of(request.epoch, apart=place.apart))
         with contextlib.suppress(OSError, SubletError):
-            remove_tree(os.path.join(own, plain_name(asked.staging)))
+            remove_tree(os.path.join(own, plain_name(request.staging)))
 
 
 def _forget_oldest(place: VolumeAccess, epoch: Epoch, own: int) -> None:

@@ -84,30 +84,30 @@ def run_and_encode(work: Callable[[], object]) -> str:
 # --------------------------------------------------------------------------------------------------------- publishing
 
 
-def publish(place: VolumeAccess, asked: Publish) -> Published:
+def publish(place: VolumeAccess, request: Publish) -> Published:
     """Check, seal, name, sync. Raises for what is not to be published; then nothing can be found that could not be
     before."""
     top = os.open(place.folder, FOLDER)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, top)
         undo.enter_context(locked(place.lock))
-        run = _Publication(place, asked, undo, top)
+        run = _Publication(place, request, undo, top)
         return run.done()
 
 
 class _Publication:
     """One of them under way."""
 
-    def __init__(self, place: VolumeAccess, asked: Publish, undo: contextlib.ExitStack, top: int) -> None:
-        self._place, self._asked, self._undo = place, asked, undo
+    def __init__(self, place: VolumeAccess, request: Publish, undo: contextlib.ExitStack, top: int) -> None:
+        self._place, self._request, self._undo = place, request, undo
         self._checkpoints, self._packs, staging = (self._folder(top, name) for name in (CHECKPOINTS, PACKS, STAGING))
         try:
-            own = os.open(staging_of(asked.epoch, apart=place.apart), FOLDER, dir_fd=staging)
+            own = os.open(staging_of(request.epoch, apart=place.apart), FOLDER, dir_fd=staging)
             undo.callback(os.close, own)
-            self._staged = os.open(plain_name(asked.staging), FOLDER, dir_fd=own)
+            self._staged = os.open(plain_name(request.staging), FOLDER, dir_fd=own)
             undo.callback(os.close, self._staged)
         except OSError as error:
-            raise _odd(asked.staging, error) from None
+            raise _odd(request.staging, error) from None
 
     def _folder(self, top: int, name: str) -> int:
         fd = ours(top, name)
@@ -125,15 +125,15 @@ class _Publication:
             self._take(name, fd, contents.packs[name])
         if new:
             os.fsync(self._packs)
-        self._all_there(contents)
+        self._check_packs(contents)
         self._name(contents.number, data)
-        if self._asked.keep > 0 and contents.number > self._asked.keep:
+        if self._request.keep > 0 and contents.number > self._request.keep:
             with contextlib.suppress(SubletError, OSError):  # it is published all the same; a later collection is told
-                collect_in(self._checkpoints, self._packs, self._asked.keep)
+                collect_in(self._checkpoints, self._packs, self._request.keep)
         return Published(number=contents.number, wall_ns=time.time_ns(), size=size)
 
     def _manifest(self) -> bytes:
-        fd, found = self._open(self._asked.manifest)
+        fd, found = self._open(self._request.manifest)
         if found.st_size > MANIFEST_MAX:
             raise damaged("a manifest is larger than any can be")
         parts = []
@@ -162,20 +162,20 @@ class _Publication:
     def _is_taken(self, name: str, found: os.stat_result) -> bool:
         """Whether an earlier attempt to publish just this has named it already."""
         try:
-            there = os.stat(name, dir_fd=self._packs, follow_symlinks=False)
+            named = os.stat(name, dir_fd=self._packs, follow_symlinks=False)
         except OSError:
             return False
-        return found.st_nlink == 2 and (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino)
+        return found.st_nlink == 2 and (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
     def _admit(self, contents: Contents) -> None:
         """In the name of the asker, and the next one after what the asker knows."""
-        if (contents.lease, contents.epoch) != (self._asked.lease, self._asked.epoch):
+        if (contents.lease, contents.epoch) != (self._request.lease, self._request.epoch):
             raise StaleEpoch(
                 f"what was staged is of ({contents.lease}, {contents.epoch}), and "
-                f"({self._asked.lease}, {self._asked.epoch}) asks to publish it"
+                f"({self._request.lease}, {self._request.epoch}) asks to publish it"
             )
         newest = max(numbers_in(os.listdir(self._checkpoints)), default=0)
-        if newest != self._asked.parent or contents.parent != newest or contents.number != newest + 1:
+        if newest != self._request.parent or contents.parent != newest or contents.number != newest + 1:
             raise VersionConflict(
                 f"checkpoint {contents.number} is not the next one: the newest is {newest}",
                 do="Open the newest checkpoint, make the change again, and save.",
@@ -188,12 +188,12 @@ class _Publication:
     def _new_packs(self, contents: Contents) -> dict[str, int]:
         """Each pack that is new: its name, and the descriptor of what was staged."""
         found = {}
-        for name in self._asked.packs:
+        for name in self._request.packs:
             if name not in contents.packs:
                 raise InvalidRequest(f"the manifest does not name {name}", do="Stage what `Durable` writes.")
-            fd, there = self._open(name)
-            if there.st_size != contents.packs[name][0]:
-                raise damaged(f"{name} has {there.st_size} bytes, and the manifest says {contents.packs[name][0]}")
+            fd, staged = self._open(name)
+            if staged.st_size != contents.packs[name][0]:
+                raise damaged(f"{name} has {staged.st_size} bytes, and the manifest says {contents.packs[name][0]}")
             found[name] = fd
         return found
 
@@ -249,7 +249,7 @@ class _Publication:
         os.rename(temporary, name, src_dir_fd=self._packs, dst_dir_fd=self._packs)
         self._unlink(self._packs, temporary)  # two names of one file are not renamed into each other
 
-    def _all_there(self, contents: Contents) -> None:
+    def _check_packs(self, contents: Contents) -> None:
         for name, (size, _) in contents.packs.items():
             try:
                 found = os.stat(name, dir_fd=self._packs, follow_symlinks=False)

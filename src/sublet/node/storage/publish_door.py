@@ -167,7 +167,7 @@ class _Line:
         self._ask = ask
         self._lines = lines
         self._is_open = True
-        self._is_asked = False
+        self._is_busy = False
         self._loop = loop.guarded(lambda _: self.close())
         self._loop.watch(sock.fileno(), READ, self._ready)
 
@@ -180,7 +180,7 @@ class _Line:
             self._sock.close()
 
     def _ready(self, events: int) -> None:
-        if not events & READ or self._is_asked:  # it hung up; what it asked for is done all the same
+        if not events & READ or self._is_busy:  # it hung up; what it asked for is done all the same
             self.close()
             return
         try:
@@ -193,7 +193,7 @@ class _Line:
         if not data:
             self.close()
             return
-        self._is_asked = True
+        self._is_busy = True
         self._loop.change(self._sock.fileno(), 0)
         try:
             if flags & socket.MSG_TRUNC:
@@ -207,7 +207,7 @@ class _Line:
     def _answer(self, answer: AnyReply | Handed) -> None:
         if not self._is_open:
             return
-        self._is_asked = False
+        self._is_busy = False
         try:
             self._sock.send(dumps(answer), socket.MSG_NOSIGNAL)
             self._loop.change(self._sock.fileno(), READ)

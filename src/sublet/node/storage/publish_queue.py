@@ -222,7 +222,7 @@ class Publishing:
         if source is not None and source.tenancy is tenancy:
             raise InvalidRequest("a volume is not copied into itself", do="Name another one.")
 
-        def there(error: SubletError | None) -> None:
+        def on_open(error: SubletError | None) -> None:
             try:
                 if error is not None:
                     raise error
@@ -231,15 +231,15 @@ class Publishing:
             except SubletError as refused:
                 then(refusal_of(refused))
 
-        def own_there(error: SubletError | None) -> None:
+        def on_own_open(error: SubletError | None) -> None:
             try:
-                if error is not None or source is None or not self._stores.open(source.tenancy, asker.ids, there):
-                    there(error)
+                if error is not None or source is None or not self._stores.open(source.tenancy, asker.ids, on_open):
+                    on_open(error)
             except SubletError as refused:
                 then(refusal_of(refused))
 
-        if not self._stores.open(tenancy, asker.ids, own_there):
-            own_there(None)
+        if not self._stores.open(tenancy, asker.ids, on_own_open):
+            on_own_open(None)
 
     def _pair(self, asker: Asker, call: AnyCall) -> tuple[LeaseId, Epoch]:
         lease, epoch = LeaseId(call.lease), call.epoch
@@ -318,7 +318,7 @@ class Publishing:
             keep = job.handed[1].fileno()
         key = self._forked_jobs.run(
             run_among_forked_jobs,
-            lambda said: self._done(job, said, self._loop.now_ns() - began_ns),
+            lambda reply: self._done(job, reply, self._loop.now_ns() - began_ns),
             tenant=job.store.note.tenant,
             by_ns=self._due_ns(job),
             keep=keep,
@@ -342,8 +342,8 @@ class Publishing:
         call, place = job.call, self._place(job)
         match call:
             case OpenVolume():
-                said = self._opened(job, place)
-                return lambda: lay_out(place, said)
+                opened = self._opened(job, place)
+                return lambda: lay_out(place, opened)
             case Publish():
                 done = publish_and_forget if job.asker.is_stranger else publish
                 return lambda: done(place, call)
@@ -388,12 +388,12 @@ class Publishing:
             by_descriptor=job.asker.is_stranger,
         )
 
-    def _done(self, job: _Job, said: str | None, took_ns: int) -> None:
+    def _done(self, job: _Job, reply: str | None, took_ns: int) -> None:
         stores = self._running.pop(job.store.folder).stores
         for store in stores:
             store.at_work -= 1
         try:
-            answer = self._answer(job, said, took_ns)
+            answer = self._answer(job, reply, took_ns)
             fds = self._handed(job)
             if isinstance(answer, FilesOpened) and len(fds) == len(answer.names):
                 job.then(Handed(answer, fds))
@@ -416,11 +416,11 @@ class Publishing:
         mine.close()
         return fds
 
-    def _answer(self, job: _Job, said: str | None, took_ns: int) -> AnyReply:
-        if said is None:
+    def _answer(self, job: _Job, reply: str | None, took_ns: int) -> AnyReply:
+        if reply is None:
             failed = Disconnected("what was asked of the volume was cut off, and may have been done", sent=True)
             return refusal_of(failed if isinstance(job.call, Publish) else CheckpointFailed(failed.message))
-        answer: AnyReply = loads(AnyReply, said.encode("utf-8", "surrogateescape"))
+        answer: AnyReply = loads(AnyReply, reply.encode("utf-8", "surrogateescape"))
         if isinstance(answer, Published) and isinstance(job.call, Publish):
             self._was_saved(job, answer, min(SAVE_MAX_NS, max(0, job.call.save_ns)) + took_ns)
         return answer

@@ -45,7 +45,7 @@ class StoredFolder:
         """What keeps it from being put away."""
         self.tries = 0
         self.again_ns = 0
-        self.is_asked = False
+        self.has_job = False
         """Whether a forked job is out for it."""
         self.at_work = 0
         """How much is just being published in it, collected, or copied from it: it is not put away meanwhile."""

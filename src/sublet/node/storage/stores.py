@@ -105,13 +105,13 @@ class Stores:
         return True
 
     def _wait(self, tenancy: LeaseRuntime, stores: list[StoredFolder], then: Then) -> None:
-        is_told = False
+        is_answered = False
 
         def answer_when_made() -> None:
-            nonlocal is_told
-            if is_told or not all(store.is_made for store in stores):
+            nonlocal is_answered
+            if is_answered or not all(store.is_made for store in stores):
                 return
-            is_told = True
+            is_answered = True
             try:
                 self._check(tenancy, stores)
             except SubletError as error:
@@ -187,22 +187,22 @@ class Stores:
             self._is_made(store)
         else:
             work = make_memory if store.note.kind is Kind.MEMORY else make_blocks
-            store.is_asked = True
+            store.has_job = True
 
             def make() -> str:
                 with among_forked_jobs(self.lock, after_others=False):
                     return dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape")
 
             self._forked_jobs.run(
-                make, lambda said: self._was_made(store, said), tenant=store.note.tenant, by_ns=AWAITED
+                make, lambda reply: self._was_made(store, reply), tenant=store.note.tenant, by_ns=AWAITED
             )
 
-    def _was_made(self, store: StoredFolder, said: str | None) -> None:
-        store.is_asked = False
-        if said is None:
+    def _was_made(self, store: StoredFolder, reply: str | None) -> None:
+        store.has_job = False
+        if reply is None:
             store.made = Made(refused=f"the folder of the lease could not be made: {self._forked_jobs.why_failed}")
         else:
-            store.made = loads(Made, said.encode("utf-8", "surrogateescape"))
+            store.made = loads(Made, reply.encode("utf-8", "surrogateescape"))
         if store.note.kind is Kind.MEMORY and store.made.counted:
             self._hold_segment(store)
         else:
@@ -251,7 +251,7 @@ class Stores:
             if store.note.lease != lease or store.note.epoch > epoch or not store.covers(resource):
                 continue
             if store.state is StoreState.LEAVING:
-                if not store.is_asked and now_ns >= store.again_ns:
+                if not store.has_job and now_ns >= store.again_ns:
                     self._put_away(store)
                 if store.state is StoreState.LEAVING:
                     return store.why or f"{store.folder} is being {'put away' if store.is_named else 'removed'}"
@@ -297,7 +297,7 @@ class Stores:
                 os.rmdir(folder)
 
     def _put_away(self, store: StoredFolder) -> None:
-        if store.is_asked:
+        if store.has_job:
             return
         if store.at_work:
             store.why = "a checkpoint is just being published in it, or read"
@@ -305,31 +305,31 @@ class Stores:
         if store.segment >= 0:
             self._let_go_of_segment(store)
             return
-        store.is_asked = True
+        store.has_job = True
 
         def away() -> str:
             with among_forked_jobs(self.lock, after_others=store.is_left):
                 note = None if store.is_left else store.note
                 return put_away(store.folder, keep=store.is_named, note=note, forced=store.tries >= FORCED_AFTER)
 
-        self._forked_jobs.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
+        self._forked_jobs.run(away, lambda reply: self._was_put_away(store, reply), tenant=store.note.tenant)
 
     def _let_go_of_segment(self, store: StoredFolder) -> None:
         """Not while another process has it. To free a large one takes long, so a forked job does that."""
         if is_segment_used(store.segment):
             self._was_put_away(store, "the segment of the lease is in use still")
         elif segment_bytes(store.segment) > IN_PASSING_MAX:
-            store.is_asked = True
+            store.has_job = True
             path = segment_path(store.segment)
             self._forked_jobs.run(
-                lambda: empty(path), lambda said: self._was_put_away(store, said), tenant=store.note.tenant
+                lambda: empty(path), lambda reply: self._was_put_away(store, reply), tenant=store.note.tenant
             )
         else:
             self._was_put_away(store, "")
 
-    def _was_put_away(self, store: StoredFolder, said: str | None) -> None:
-        store.is_asked = False
-        if said == "":
+    def _was_put_away(self, store: StoredFolder, reply: str | None) -> None:
+        store.has_job = False
+        if reply == "":
             if store.segment >= 0:
                 os.close(store.segment)
                 store.segment = -1
@@ -337,7 +337,7 @@ class Stores:
             self._all.remove(store)
             self._loop.soon(lambda: self._on_gone(store.note.lease))  # not while the caller is still at work
             return
-        store.why = said or f"{store.folder} could not be removed: {self._forked_jobs.why_failed}"
+        store.why = reply or f"{store.folder} could not be removed: {self._forked_jobs.why_failed}"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
         store.tries += 1
         self._on_stuck(store)

@@ -186,12 +186,12 @@ def _write_note(folder: str, note: StoreNote) -> None:
 
 def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str, str]:
     """The folder, and why its size is not enforced."""
-    image, there = place + ".img", os.path.isdir(place)
+    image, exists = place + ".img", os.path.isdir(place)
     os.makedirs(place, mode=0o700, exist_ok=True)
     if os.path.exists(image):
         _use_kept(image, place, size)
         why = ""
-    elif there:  # kept, and never an image
+    elif exists:  # kept, and never an image
         why = "it was made without an image"
     else:
         why = _make_image(image, place, size)
@@ -208,8 +208,8 @@ def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str
 def _use_kept(image: str, place: str, size: int) -> None:
     kept = os.stat(image).st_size
     if kept != size:
-        said = f"the folder of this name is kept with {format_size(kept)}, and the lease has {format_size(size)}"
-        raise OSError(errno.EEXIST, said)
+        problem = f"the folder of this name is kept with {format_size(kept)}, and the lease has {format_size(size)}"
+        raise OSError(errno.EEXIST, problem)
     change(image, mode=0o600)
     mount_image(image, place)
 

@@ -60,14 +60,14 @@ def staging_of(epoch: Epoch, *, apart: bool) -> str:
     return f"{epoch}.holder" if apart else str(epoch)
 
 
-def lay_out(place: VolumeAccess, said: VolumeOpened) -> VolumeOpened:
+def lay_out(place: VolumeAccess, opening: VolumeOpened) -> VolumeOpened:
     """The folders are there, and the asker may write to its own; what epochs before this one staged is gone."""
     top = os.open(place.folder, FOLDER)
     try:
         for name in (CHECKPOINTS, PACKS, STAGING):
             os.close(ours(top, name, make=True))
-        _sweep(place.folder, top, before=said.epoch)
-        own = staging_of(said.epoch, apart=place.apart)
+        _sweep(place.folder, top, before=opening.epoch)
+        own = staging_of(opening.epoch, apart=place.apart)
         staging = ours(top, STAGING)
         try:
             with contextlib.suppress(FileExistsError):
@@ -81,7 +81,7 @@ def lay_out(place: VolumeAccess, said: VolumeOpened) -> VolumeOpened:
             os.close(staging)
     finally:
         os.close(top)
-    return said
+    return opening
 
 
 def ours(top: int, name: str, *, make: bool = False) -> int:
@@ -209,17 +209,17 @@ def bytes_in(folder: int) -> int:
     return total
 
 
-def collect(place: VolumeAccess, asked: Collect) -> Collected:
+def collect(place: VolumeAccess, request: Collect) -> Collected:
     """First manifests lose their names, then packs that no remaining manifest names; each step is durable before the
     next. Where a manifest that is to stay cannot be read, what it needs is not known, and nothing is removed."""
-    if asked.keep < 1:
+    if request.keep < 1:
         raise InvalidRequest("a collection leaves at least the newest checkpoint", do="Give keep=1 or more.")
     top = os.open(place.folder, FOLDER)
     try:
         with locked(place.lock):
             checkpoints, packs = ours(top, CHECKPOINTS), ours(top, PACKS)
             try:
-                return collect_in(checkpoints, packs, asked.keep)
+                return collect_in(checkpoints, packs, request.keep)
             finally:
                 os.close(checkpoints)
                 os.close(packs)

@@ -53,13 +53,13 @@ class GuardedHardware:
     # ---- parking ----
 
     def need(self, lease: LeaseId, epoch: Epoch, /) -> Need:
-        return self._asked(lambda: self._inner.need(lease, epoch), Need())
+        return self._guarded(lambda: self._inner.need(lease, epoch), Need())
 
     def park(self, lease: LeaseId, epoch: Epoch, under: Parking, room: int, until_ns: int, now_ns: int, /) -> bool:
-        return self._asked(lambda: self._inner.park(lease, epoch, under, room, until_ns, now_ns), False)
+        return self._guarded(lambda: self._inner.park(lease, epoch, under, room, until_ns, now_ns), False)
 
     def parked(self, under: LeaseId, /) -> bool:
-        return self._asked(lambda: self._inner.parked(under), False)
+        return self._guarded(lambda: self._inner.parked(under), False)
 
     def resume(self, under: Parking, lease: LeaseId, epoch: Epoch, /) -> None:
         self._call_for_lease(lease, lambda: self._inner.resume(under, lease, epoch))
@@ -73,34 +73,34 @@ class GuardedHardware:
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
         again_ns: int | None = now_ns + AGAIN_NS
-        return self._asked(lambda: self._inner.kill(resource, lease, epoch, now_ns), again_ns)
+        return self._guarded(lambda: self._inner.kill(resource, lease, epoch, now_ns), again_ns)
 
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
-        return self._asked(lambda: self._inner.is_there(resource, lease, epoch), True)
+        return self._guarded(lambda: self._inner.is_there(resource, lease, epoch), True)
 
     def why_alive(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
-        return self._asked(
+        return self._guarded(
             lambda: self._inner.why_alive(resource, lease, epoch), "the supervisor cannot tell, see its log"
         )
 
     def verify(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         unknown: Verdict = NotYet(what="the supervisor could not look, see its log", again_ns=now_ns + AGAIN_NS)
-        return self._asked(lambda: self._inner.verify(resource, lease, epoch, now_ns), unknown)
+        return self._guarded(lambda: self._inner.verify(resource, lease, epoch, now_ns), unknown)
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
-        self._asked(lambda: self._inner.forget(resource, lease), None)
+        self._guarded(lambda: self._inner.forget(resource, lease), None)
 
     # ---- volumes ----
 
     def volumes(self) -> Iterable[StoredVolume] | None:
-        return self._asked(self._inner.volumes, None)
+        return self._guarded(self._inner.volumes, None)
 
     def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
         kept: Epoch | None = Epoch(0, 0)
-        return self._asked(lambda: self._inner.volume_epoch(volume), kept)
+        return self._guarded(lambda: self._inner.volume_epoch(volume), kept)
 
     def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int, /) -> None:
-        self._asked(lambda: self._inner.remove_volume(volume, epoch, now_ns), None)
+        self._guarded(lambda: self._inner.remove_volume(volume, epoch, now_ns), None)
 
     # ---- at any time ----
 
@@ -108,16 +108,16 @@ class GuardedHardware:
         return self._inner.leftovers()  # before the first order: a law that does not know them must not begin
 
     def fault(self, resource: ResourceId, /) -> str | None:
-        return self._asked(lambda: self._inner.fault(resource), None)
+        return self._guarded(lambda: self._inner.fault(resource), None)
 
     def _call_for_lease(self, lease: LeaseId, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module
             log_internal_error(error)
-            self._asked(lambda: self._on_mistake(lease), None)
+            self._guarded(lambda: self._on_mistake(lease), None)
 
-    def _asked(self, call: Callable[[], T], otherwise: T) -> T:
+    def _guarded(self, call: Callable[[], T], otherwise: T) -> T:
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - the same

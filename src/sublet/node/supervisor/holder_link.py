@@ -143,37 +143,37 @@ class HolderLink:
             self._link.refuse(called.call, internal_error())
         self._connection.push()
 
-    def _answer(self, call: int, asked: HolderCall) -> None:
-        match asked:
+    def _answer(self, call: int, request: HolderCall) -> None:
+        match request:
             case Start():
-                self._start(call, asked)
+                self._start(call, request)
             case Attach():
-                self._reply(call, self._attach(asked))
+                self._reply(call, self._attach(request))
             case Connect():
-                self._connect(call, asked)
+                self._connect(call, request)
             case ListGuests():
-                self._reply(call, self._list(asked))
+                self._reply(call, self._list(request))
             case Detach():
-                self._detach(asked.guest)
+                self._detach(request.guest)
                 self._reply(call, Done())
             case Resize():
-                self._own_guest(asked.guest, RUN).stdio.resize(asked.rows, asked.cols)
+                self._own_guest(request.guest, RUN).stdio.resize(request.rows, request.cols)
                 self._reply(call, Done())
             case SignalGuest():
-                self._signal(asked)
+                self._signal(request)
                 self._reply(call, Done())
             case EndGuest():
-                self._guests.end_alone(self._own_guest(asked.guest, RUN), asked.grace_ns)
+                self._guests.end_alone(self._own_guest(request.guest, RUN), request.grace_ns)
                 self._reply(call, Done())
             case Warm():
-                self._warm(asked)
+                self._warm(request)
                 self._reply(call, Done())
             case LendVolume():
-                self._reply(call, VolumeLent(ticket=self._volumes.lend(self.front, reads=asked.reads)))
+                self._reply(call, VolumeLent(ticket=self._volumes.lend(self.front, reads=request.reads)))
             case OpenVolume() | Publish() | Collect() | CopyIn() | ListVolume() | OpenFiles():
-                self._of_volume(call, asked)
+                self._of_volume(call, request)
             case _:
-                assert_never(asked)
+                assert_never(request)
 
     def _reply(self, call: int, reply: HolderReply) -> None:
         self._link.reply(call, dumps(reply))
@@ -208,8 +208,8 @@ class HolderLink:
 
     # ---- what is asked ----
 
-    def _of_volume(self, call: int, asked: AnyCall) -> None:
-        if isinstance(asked, OpenFiles) and self._link.has_output:  # it holds descriptors until they are taken
+    def _of_volume(self, call: int, request: AnyCall) -> None:
+        if isinstance(request, OpenFiles) and self._link.has_output:  # it holds descriptors until they are taken
             raise CapacityExceeded("earlier answers were not read yet", do="Read them, then ask for more files.")
 
         def answer(reply: AnyReply | Handed) -> None:
@@ -222,9 +222,9 @@ class HolderLink:
                     self._reply(call, reply)
                 self._connection.push()
 
-        self._volumes.of_holder(self.front, self._uid, asked, answer)
+        self._volumes.of_holder(self.front, self._uid, request, answer)
 
-    def _start(self, call: int, asked: Start) -> None:
+    def _start(self, call: int, request: Start) -> None:
         self._may(RUN)
         lease, _ = self._live()
         tenancy = self._premises.tenancies[lease]
@@ -240,33 +240,33 @@ class HolderLink:
                 do = what_to_do(failed, self.front.profile)
                 self._reply(call, NotStarted(exit_code=failed.exit_code, message=str(failed), do=do))
             elif guest is not None:
-                if asked.awaits:
+                if request.awaits:
                     guest.stdio.await_reader()
                     self._awaiting.append(guest)
                 self._reply(call, Started(guest=guest.id, pid=guest.tree.root.pid))
             self._connection.push()
 
         self._guests.start(
-            tenancy, self.front.profile, asked.spec, begun, self._volumes.borrowed(self.front, asked.volume)
+            tenancy, self.front.profile, request.spec, begun, self._volumes.borrowed(self.front, request.volume)
         )
 
-    def _attach(self, asked: Attach) -> Attached:
-        guest = self._own_guest(asked.guest, RUN if asked.stdin or asked.lossless else LOGS)
+    def _attach(self, request: Attach) -> Attached:
+        guest = self._own_guest(request.guest, RUN if request.stdin or request.lossless else LOGS)
         self._detach(guest.id)
         output = self._link.open_channel()
-        stdin = output if asked.stdin else 0
+        stdin = output if request.stdin else 0
         attached = _Attached(self._link, self._connection, guest, output)
         self._attached[guest.id] = attached
-        attached.follow(asked)
+        attached.follow(request)
         return Attached(output=output, stdin=stdin, view=guest.view())
 
-    def _connect(self, call: int, asked: Connect) -> None:
+    def _connect(self, call: int, request: Connect) -> None:
         """The guest gets its descriptor first: if that fails the holder is told, and nothing has changed."""
-        if asked.service not in OPERATIONS:
+        if request.service not in OPERATIONS:
             raise Unsupported(
-                f"a holder cannot connect for {asked.service.value!r}", do="Connect for calls or a device."
+                f"a holder cannot connect for {request.service.value!r}", do="Connect for calls or a device."
             )
-        guest = self._own_guest(asked.guest, OPERATIONS[asked.service])
+        guest = self._own_guest(request.guest, OPERATIONS[request.service])
         lease, epoch = self._live()
         if not guest.main_runs:
             raise NotFound(f"guest {guest.id} has ended", do="Start another one.")
@@ -275,7 +275,7 @@ class HolderLink:
         if self._attached:
             raise InvalidRequest("this connection still follows a guest", do="Connect to a guest on one of its own.")
         visit = Visit(
-            service=asked.service,
+            service=request.service,
             tenant=self.front.tenant,
             lease=lease,
             epoch=epoch,
@@ -295,24 +295,24 @@ class HolderLink:
         if attached is not None:
             attached.close()
 
-    def _list(self, asked: ListGuests) -> GuestList:
-        found = self._guests.of(self._sees, lease=asked.lease, guest=asked.guest, ended=asked.ended)
+    def _list(self, request: ListGuests) -> GuestList:
+        found = self._guests.of(self._sees, lease=request.lease, guest=request.guest, ended=request.ended)
         if self.front.lease is not None:  # a token of a lease opens what is under that lease
             found = (guest for guest in found if guest.lease == self.front.lease)
-        return self._guests.page(found, asked.after)
+        return self._guests.page(found, request.after)
 
-    def _signal(self, asked: SignalGuest) -> None:
+    def _signal(self, request: SignalGuest) -> None:
         try:
-            number = signal.Signals(asked.number)
+            number = signal.Signals(request.number)
         except ValueError:
-            raise InvalidRequest(f"{asked.number} is no signal", do="`kill -l` lists them.") from None
-        self._guests.signal(self._own_guest(asked.guest, RUN), number, tree=asked.tree)
+            raise InvalidRequest(f"{request.number} is no signal", do="`kill -l` lists them.") from None
+        self._guests.signal(self._own_guest(request.guest, RUN), number, tree=request.tree)
 
-    def _warm(self, asked: Warm) -> None:
+    def _warm(self, request: Warm) -> None:
         self._may(RUN)
         if self.front.profile is not Profile.LOCAL:  # it would import, as the supervisor's user, what a tenant names
             raise Unsupported("warm interpreters are for this machine's own user", do="Start the guest without one.")
-        self._warm_up(asked)
+        self._warm_up(request)
 
     # ---- streams ----
 
@@ -364,13 +364,15 @@ class _Attached:
         self._input_over = False
         self._stdin = False
 
-    def follow(self, asked: Attach) -> None:
+    def follow(self, request: Attach) -> None:
         """Begin."""
-        self._stdin = asked.stdin
-        if asked.stdin:
+        self._stdin = request.stdin
+        if request.stdin:
             self.guest.stdio.on_stdin_room = self._feed_more
         self.guest.listeners.append(self._news)
-        self._following = self.guest.stdio.attach(self, asked.offset, lossless=asked.lossless, follow=asked.follow)
+        self._following = self.guest.stdio.attach(
+            self, request.offset, lossless=request.lossless, follow=request.follow
+        )
 
     def close(self) -> None:
         """End; the guest goes on."""

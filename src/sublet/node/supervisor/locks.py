@@ -76,9 +76,9 @@ class LockHolder:
     since: str = ""
 
     def __str__(self) -> str:
-        told = [f"pid {self.pid}"] if self.pid else []
-        told += [text for text in (self.home, self.since and f"since {self.since}") if text]
-        return f"the office of {_user(self.uid)}" + (f" ({', '.join(told)})" if told else "")
+        details = [f"pid {self.pid}"] if self.pid else []
+        details += [text for text in (self.home, self.since and f"since {self.since}") if text]
+        return f"the office of {_user(self.uid)}" + (f" ({', '.join(details)})" if details else "")
 
 
 class DeviceLocked(SubletError):
@@ -170,7 +170,7 @@ class DeviceLocks:
         self.folder = lock_folder() if folder is None else folder
         self.roots = roots
         self._clock = clock
-        self._told = _written(os.getpid() if pid is None else pid, home, since)
+        self._own_note = _written(os.getpid() if pid is None else pid, home, since)
         self._files: dict[str, int] = {}
         """What is taken: the locked file in the folder of all."""
         self._noted: dict[str, tuple[int, float]] = {}
@@ -280,7 +280,7 @@ class DeviceLocks:
         found = _locked(_own_path(self.roots, device), device, 0o600)
         if isinstance(found, LockHolder):
             return found
-        os.pwrite(found, self._told, 0)
+        os.pwrite(found, self._own_note, 0)
         self._noted[device] = found, self._clock()
         return None
 
@@ -317,7 +317,7 @@ class DeviceLocks:
             claim = self._claim_of_root(device)  # it may have come while we looked
             if claim is not None:
                 return claim
-            os.pwrite(found, self._told, 0)
+            os.pwrite(found, self._own_note, 0)
             keep = True
             return found
         finally:
@@ -557,7 +557,7 @@ class Claims:
         for device in self._locks.wanted:
             if device not in wanted:
                 self._locks.unlock(device)
-        self._taken = {device: said for device in sorted(wanted) if (said := self._take(device, TRIES))}
+        self._taken = {device: reason for device in sorted(wanted) if (reason := self._take(device, TRIES))}
         return [self._foreign_use(device) for device in self._named()]
 
     def again(self) -> list[Foreign]:
@@ -565,9 +565,9 @@ class Claims:
         before = dict(self._taken)
         self._taken.update({device: error.message for device, error in self._locks.refresh().items()})
         for device in tuple(self._taken):
-            said = self._take(device, 1)
-            if said:
-                self._taken[device] = said
+            reason = self._take(device, 1)
+            if reason:
+                self._taken[device] = reason
             else:
                 del self._taken[device]
         changed = {name for name in {*before, *self._taken} if before.get(name) != self._taken.get(name)}
@@ -597,7 +597,9 @@ class Claims:
 
     def _foreign_use(self, device: Device) -> Foreign:
         assert self._inventory is not None
-        said = self._taken.get(device.machine_id)
-        if said is None:
+        reason = self._taken.get(device.machine_id)
+        if reason is None:
             return Foreign(node=self._inventory.node, resource=device.id)
-        return Foreign(node=self._inventory.node, resource=device.id, amount=device.capacity, blocks=True, detail=said)
+        return Foreign(
+            node=self._inventory.node, resource=device.id, amount=device.capacity, blocks=True, detail=reason
+        )

@@ -49,25 +49,25 @@ from sublet.wire.orders import Grant, NotHeld, Order
 class OfficeService(Protocol):
     """What the supervisor does for an office."""
 
-    def configure(self, link: OfficeLink, asked: Configure) -> Configured: ...
+    def configure(self, link: OfficeLink, request: Configure) -> Configured: ...
 
     def obey(self, orders: Orders) -> None: ...
 
     def are_leaving(self) -> bool: ...
 
-    def admit(self, asked: Admit, fd: int) -> None: ...
+    def admit(self, request: Admit, fd: int) -> None: ...
 
-    def revoke(self, asked: Revoke) -> None: ...
+    def revoke(self, request: Revoke) -> None: ...
 
-    def list_guests(self, asked: ListGuests) -> Guests: ...
+    def list_guests(self, request: ListGuests) -> Guests: ...
 
-    def list_processes(self, asked: ListProcesses) -> Processes: ...
+    def list_processes(self, request: ListProcesses) -> Processes: ...
 
     def list_troubles(self) -> Troubles: ...
 
-    def end_guest(self, asked: EndGuest) -> None: ...
+    def end_guest(self, request: EndGuest) -> None: ...
 
-    def quit(self, asked: Quit) -> None: ...
+    def quit(self, request: Quit) -> None: ...
 
 
 class OfficeLink:
@@ -128,14 +128,14 @@ class OfficeLink:
 
     def _called(self, called: Called) -> None:
         try:
-            asked = loads(OfficeCall, called.body)
-            if self._node is None and not isinstance(asked, Configure):
+            request = loads(OfficeCall, called.body)
+            if self._node is None and not isinstance(request, Configure):
                 raise InvalidRequest("an office has to say first who it is", do="Send Configure.")
             self._orders.all()
             try:
-                answer = self._answer(asked, called.fds)
+                answer = self._answer(request, called.fds)
             except OSError as error:
-                if not isinstance(asked, _REFUSABLE) or not is_shortage(error):
+                if not isinstance(request, _REFUSABLE) or not is_shortage(error):
                     raise
                 raise _short_of(error) from error
             self._link.reply(called.call, dumps(answer))
@@ -145,30 +145,30 @@ class OfficeLink:
             close_all(called.fds)
         self._connection.push()
 
-    def _answer(self, asked: OfficeCall, fds: tuple[int, ...]) -> OfficeReply:
-        match asked:
+    def _answer(self, request: OfficeCall, fds: tuple[int, ...]) -> OfficeReply:
+        match request:
             case Configure():
-                configured = self._served.configure(self, asked)
-                self._node = asked.inventory.node
+                configured = self._served.configure(self, request)
+                self._node = request.inventory.node
                 return configured
             case Admit():
                 if len(fds) != 1:
                     raise InvalidRequest(f"an admission comes with one descriptor, not {len(fds)}")
-                self._served.admit(asked, fds[0])
+                self._served.admit(request, fds[0])
             case Revoke():
-                self._served.revoke(asked)
+                self._served.revoke(request)
             case ListGuests():
-                return self._served.list_guests(asked)
+                return self._served.list_guests(request)
             case ListProcesses():
-                return self._served.list_processes(asked)
+                return self._served.list_processes(request)
             case ListTroubles():
                 return self._served.list_troubles()
             case EndGuest():
-                self._served.end_guest(asked)
+                self._served.end_guest(request)
             case Quit():
-                self._served.quit(asked)
+                self._served.quit(request)
             case _:
-                assert_never(asked)
+                assert_never(request)
         return Done()
 
 
@@ -227,7 +227,7 @@ def read_orders(body: bytes, node: NodeId) -> tuple[Orders, tuple[Unread, ...]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _GrantKey:
     """What every grant has had from the beginning."""
 
     lease: LeaseId
@@ -239,16 +239,16 @@ def _refusal(order: Any, why: InvalidRequest, node: NodeId) -> NotHeld | None:
     if not isinstance(order, dict) or order.get(MARK) != Grant.__name__:
         return None
     try:
-        asked = from_wire(
-            _Asked, {MARK: _Asked.__name__} | {name: order.get(name) for name in ("lease", "epoch", "number")}
+        request = from_wire(
+            _GrantKey, {MARK: _GrantKey.__name__} | {name: order.get(name) for name in ("lease", "epoch", "number")}
         )
     except InvalidRequest:
         return None
     return NotHeld(
         node=node,
-        lease=asked.lease,
-        epoch=asked.epoch,
-        number=asked.number,
+        lease=request.lease,
+        epoch=request.epoch,
+        number=request.number,
         detail=f"the supervisor of this machine is of an older version, from before an upgrade ({why.message}); "
         "`sublet down --drain` and a new start bring one that understands",
         reason=EndReason.GUEST_FAILED,

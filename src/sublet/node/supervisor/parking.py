@@ -152,14 +152,14 @@ class Parker:
         def on_suspended(answer: Mapping[str, Any]) -> None:
             self._safely(leaving, lambda: suspended(answer))
 
-        def suspended(said: Mapping[str, Any]) -> None:
-            if "failed" in said:
-                self._give_up(leaving, str(said["failed"]))
-                if said.get("stuck"):  # its calls of the driver wait for ever, so it can save nothing of its card
+        def suspended(answer: Mapping[str, Any]) -> None:
+            if "failed" in answer:
+                self._give_up(leaving, str(answer["failed"]))
+                if answer.get("stuck"):  # its calls of the driver wait for ever, so it can save nothing of its card
                     for guest in guests:
-                        self._on_lost(guest, str(said["failed"]))
+                        self._on_lost(guest, str(answer["failed"]))
                 return
-            leaving.tenancy.suspended = tuple(said["done"])
+            leaving.tenancy.suspended = tuple(answer["done"])
             kept = self._on_cards(leaving.tenancy) & set(self._pids(guests)) - set(leaving.tenancy.suspended)
             if kept:  # the driver passed it over, and its memory is still there
                 self._give_up(leaving, f"process {min(kept)} has memory on a card, and the driver did not take it off")
@@ -229,14 +229,14 @@ class Parker:
             self._resumed(onto, {})
             return
         pairs = tuple(zip(had, _cards_of(onto), strict=False))
-        self._suspending.resume(pids, pairs, lambda said: self._resumed(onto, said))
+        self._suspending.resume(pids, pairs, lambda answer: self._resumed(onto, answer))
 
-    def _resumed(self, tenancy: LeaseRuntime, said: Mapping[str, Any]) -> None:
+    def _resumed(self, tenancy: LeaseRuntime, answer: Mapping[str, Any]) -> None:
         for guest in tenancy.running():
             if guest.state is not GuestState.RESUMING:
                 continue
-            if "failed" in said:
-                self._on_lost(guest, str(said["failed"]))
+            if "failed" in answer:
+                self._on_lost(guest, str(answer["failed"]))
                 continue
             guest.now(GuestEvent.RESUMED)
             guest.stdio.write_notice(f"it goes on, under lease {tenancy.lease}")

@@ -498,9 +498,9 @@ def _verdict(card: str, found: CardFound | None, now_ns: int) -> Verdict:
     return Clean(scrub_ns=found.scrub_ns)
 
 
-def _found_in(said: str | None) -> CardFound | None:
+def _found_in(output: str | None) -> CardFound | None:
     try:
-        return loads(CardFound, (said or "").encode())
+        return loads(CardFound, (output or "").encode())
     except SubletError:
         return None
 

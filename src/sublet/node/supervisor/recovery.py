@@ -236,13 +236,15 @@ class Sweep:
         for pid in spared:  # before sessions are looked at: others in the session of one that is spared are a user's
             owners.pop(pid, None)
         self._spread(table, owners)
-        there = [stat for pid in owners if pid not in spared and (stat := table.stats.get(pid)) and not stat.is_gone]
+        guest_processes = [
+            stat for pid in owners if pid not in spared and (stat := table.stats.get(pid)) and not stat.is_gone
+        ]
         self.left = {}
-        for stat in there:
+        for stat in guest_processes:
             lease = owners[stat.pid]
             self.found.setdefault(lease, set()).add(stat.identity)
             self.left.setdefault(lease, []).append(stat.identity)
-        return there
+        return guest_processes
 
     def _marked(self, table: Table) -> dict[int, LeaseId]:
         owners = {}

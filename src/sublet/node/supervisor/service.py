@@ -308,16 +308,16 @@ class Supervisor:
 
     # ---- for the office ----
 
-    def configure(self, link: OfficeLink, asked: Configure) -> Configured:
-        if asked.office != self.settings.office:
+    def configure(self, link: OfficeLink, request: Configure) -> Configured:
+        if request.office != self.settings.office:
             raise InvalidRequest(
-                f"this is the supervisor of office {self.settings.office}, not of {asked.office}",
+                f"this is the supervisor of office {self.settings.office}, not of {request.office}",
                 do="Stop it with `sublet down`, or use another SUBLET_HOME.",
             )
-        self._cap(asked.caps)
-        is_new = self._core.configure(link, asked.inventory, self.loop.now_ns())
-        self._core.report(*self._claims.configure(asked.inventory))
-        devices = asked.inventory.devices
+        self._cap(request.caps)
+        is_new = self._core.configure(link, request.inventory, self.loop.now_ns())
+        self._core.report(*self._claims.configure(request.inventory))
+        devices = request.inventory.devices
         self._launch.card_nodes = {device.id: device.nodes for device in devices if device.nodes}
         self._launch.card_troubles = {device.id: device.walled_trouble for device in devices if device.walled_trouble}
         self._step()
@@ -329,8 +329,8 @@ class Supervisor:
             live=tuple(live.lease for live in self.node.fence),
             guests=sum(1 for _ in self.guests.of(None)),
             lines=tuple(
-                f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
-                for said in self._groups.describe()
+                f"{description.part}: {'active' if description.is_active else 'NOT active'}, {description.text}"
+                for description in self._groups.describe()
             ),
             is_new=is_new,
         )
@@ -367,15 +367,15 @@ class Supervisor:
     def are_leaving(self) -> bool:
         return self._core.has_gone or bool(self.guests.leaving)
 
-    def admit(self, asked: Admit, fd: int) -> None:
+    def admit(self, request: Admit, fd: int) -> None:
         if self.node is None:
             raise LeaseNotActive("the office has not sent the inventory of this machine yet")
-        front = asked.front
+        front = request.front
         self._check_holders(front.tenant)
         holder = HolderLink(
             loop=self.loop,
             sock=socket.socket(fileno=os.dup(fd)),
-            hello=PeerHello(asked.oldest, asked.newest, b""),
+            hello=PeerHello(request.oldest, request.newest, b""),
             front=front,
             node=self.node,
             premises=self.premises,
@@ -402,23 +402,23 @@ class Supervisor:
                 do="Close some; one connection can attend many commands.",
             )
 
-    def revoke(self, asked: Revoke) -> None:
+    def revoke(self, request: Revoke) -> None:
         changed = Unauthorized("the rights of this tenant have changed")
-        self._cut_those(asked.tenant, None, changed, asked.generation)
+        self._cut_those(request.tenant, None, changed, request.generation)
 
-    def list_guests(self, asked: ListGuests) -> GuestList:
-        found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
-        return self.guests.page(found, asked.after)
+    def list_guests(self, request: ListGuests) -> GuestList:
+        found = self.guests.of(None, lease=request.lease, guest=request.guest, ended=request.ended)
+        return self.guests.page(found, request.after)
 
-    def list_processes(self, asked: ListProcesses) -> Processes:
+    def list_processes(self, request: ListProcesses) -> Processes:
         look = self._trees.scan()
-        if asked.uses:
-            self._parker.uses = asked.uses
-            self._end_offenders(asked.uses, look)
+        if request.uses:
+            self._parker.uses = request.uses
+            self._end_offenders(request.uses, look)
             if self.node is not None:
                 self.node.counted(self.loop.now_ns())
                 self._step()
-        if asked.let_go:
+        if request.let_go:
             self._suspending.end_if_idle()
         guests = (stat.pid for stats in look.members.values() for stat in stats)
         return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
@@ -443,8 +443,8 @@ class Supervisor:
             if not offender.is_warned:
                 guest.stdio.write_notice(offender.line)
                 continue
-            if not guest.is_told_of_memory:
-                guest.is_told_of_memory = True
+            if not guest.is_warned_of_memory:
+                guest.is_warned_of_memory = True
                 guest.stdio.write_notice(offender.line)
             self.guests.kill([guest], EndReason.OUT_OF_MEMORY)
 
@@ -452,12 +452,12 @@ class Supervisor:
         guest.stdio.write_notice(f"it could not be put back on its device, and is ended: {why}")
         self.guests.kill([guest], EndReason.DEVICE_LOST)
 
-    def end_guest(self, asked: EndGuest) -> None:
-        self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)
+    def end_guest(self, request: EndGuest) -> None:
+        self.guests.end_alone(self.guests.get(request.guest, None), request.grace_ns)
 
-    def quit(self, asked: Quit) -> None:
+    def quit(self, request: Quit) -> None:
         self._core.may_quit = True
-        if asked.now:
+        if request.now:
             self._end_all(self.loop.now_ns() + QUIT_NS)
         self.loop.soon(self._stop_if_idle)
 

@@ -39,8 +39,8 @@ be put back either, so that the processes are of no use any more."""
 
 @dataclass(slots=True)
 class _Question:
-    asked: dict[str, object]
-    told: OnAnswer
+    request: dict[str, object]
+    on_answer: OnAnswer
     within_s: float
     why: str = ""
     """Not empty: this puts back what a question left that failed for this reason."""
@@ -66,9 +66,9 @@ class Suspending:
         self._argv = tuple(argv) if argv is not None else python_argv(sys.executable, PROGRAM)
         self._pid = self._to = self._from = -1
         self._is_ready = False
-        self._heard = b""
+        self._received = b""
         self._grace_s, self._resume_s = grace_s, resume_s
-        self._asked: deque[_Question] = deque()
+        self._questions: deque[_Question] = deque()
         self._is_asking = False
         self._timer: Timer | None = None
 
@@ -76,43 +76,43 @@ class Suspending:
         self,
         pids: Sequence[int],
         timeout_ms: int,
-        told: OnAnswer,
+        on_answer: OnAnswer,
         *,
         copy_s: float = 0.0,
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
         """Take these off their cards, all or none: so long until their work is at an end, and ``copy_s`` to copy what
         they have there. ``groups``: processes of one program, of which only one may use a card."""
-        asked: dict[str, object] = {"do": "suspend", "pids": list(pids), "timeout_ms": timeout_ms}
+        request: dict[str, object] = {"do": "suspend", "pids": list(pids), "timeout_ms": timeout_ms}
         if groups:
-            asked["groups"] = [list(group) for group in groups]
-        self._ask(_Question(asked, told, timeout_ms / 1000 + copy_s + self._grace_s))
+            request["groups"] = [list(group) for group in groups]
+        self._ask(_Question(request, on_answer, timeout_ms / 1000 + copy_s + self._grace_s))
 
-    def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], told: OnAnswer) -> None:
+    def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], on_answer: OnAnswer) -> None:
         """Put them back. ``pairs``: which card, by UUID, has become which. All are named if one is another now."""
         moved = any(old != new for old, new in pairs)
         bare = [[_bare(old), _bare(new)] for old, new in pairs] if moved else []
-        self._ask(_Question({"do": "resume", "pids": list(pids), "pairs": bare}, told, self._resume_s))
+        self._ask(_Question({"do": "resume", "pids": list(pids), "pairs": bare}, on_answer, self._resume_s))
 
     def end_if_idle(self) -> None:
         """End the program if nothing is asked of it: it keeps every card open, and so from being reset."""
-        if not self._asked:
+        if not self._questions:
             self._over()
 
     def close(self) -> None:
         """End it. Callers that still wait are not told."""
-        self._asked.clear()
+        self._questions.clear()
         self._over()
 
     # ---- within ----
 
     def _ask(self, question: _Question) -> None:
-        self._asked.append(question)
+        self._questions.append(question)
         self._start_if_needed()
         self._next()
 
     def _start_if_needed(self) -> None:
-        if self._pid >= 0 or not self._asked:
+        if self._pid >= 0 or not self._questions:
             return
         try:
             self._start()
@@ -123,16 +123,16 @@ class Suspending:
             self._timer = self._loop.after(START_S, lambda: self._broke("the driver could not be loaded in time"))
 
     def _next(self) -> None:
-        if not self._asked or self._is_asking or not self._is_ready:
+        if not self._questions or self._is_asking or not self._is_ready:
             return
         self._is_asking = True
         try:
-            os.write(self._to, json.dumps(self._asked[0].asked).encode() + b"\n")  # a line fits into the pipe
+            os.write(self._to, json.dumps(self._questions[0].request).encode() + b"\n")  # a line fits into the pipe
         except OSError:
             pid = self._pid
             self._loop.soon(lambda: self._ended(pid))
             return
-        within_s = self._asked[0].within_s
+        within_s = self._questions[0].within_s
         self._timer = self._loop.after(within_s, lambda: self._broke(f"the driver did not answer in {within_s:.0f} s"))
 
     def _start(self) -> None:
@@ -170,30 +170,30 @@ class Suspending:
             piece = os.read(self._from, PIECE)
         except BlockingIOError:
             return
-        if not piece or len(self._heard) > LINE_MAX:
+        if not piece or len(self._received) > LINE_MAX:
             self._ended(self._pid)
             return
-        self._heard += piece
-        while b"\n" in self._heard:
-            line, _, self._heard = self._heard.partition(b"\n")
+        self._received += piece
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
             self._on_answer(line)
 
     def _on_answer(self, line: bytes) -> None:
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
-            said = {"failed": "its helper said what cannot be read"}
+            answer = {"failed": "its helper said what cannot be read"}
         if not self._is_ready:
-            if "ready" in said:
+            if "ready" in answer:
                 self._is_ready = True
                 self._stop_timer()
             else:
-                self._fail(str(said.get("failed", "its helper does not answer")))
+                self._fail(str(answer.get("failed", "its helper does not answer")))
         elif self._is_asking:
-            question = self._asked.popleft()
+            question = self._questions.popleft()
             self._is_asking = False
             self._stop_timer()
-            question.told(_outcome(question, said))
+            question.on_answer(_outcome(question, answer))
         self._next()
 
     def _ended(self, pid: int) -> None:
@@ -211,24 +211,24 @@ class Suspending:
             self._fail(why)
             return
         self._is_asking = False
-        question = self._asked.popleft()
+        question = self._questions.popleft()
         if question.is_last:
             self._start_if_needed()
-            question.told(_outcome(question, {"failed": why}))
+            question.on_answer(_outcome(question, {"failed": why}))
             return
-        if question.asked["do"] == "resume":  # where it stopped, it goes on
+        if question.request["do"] == "resume":  # where it stopped, it goes on
             question.is_last = True
         else:
-            undo: dict[str, object] = {"do": "resume", "pids": question.asked["pids"], "pairs": []}
-            question = _Question(undo, question.told, self._resume_s, why, is_last=True)
-        self._asked.appendleft(question)
+            undo: dict[str, object] = {"do": "resume", "pids": question.request["pids"], "pairs": []}
+            question = _Question(undo, question.on_answer, self._resume_s, why, is_last=True)
+        self._questions.appendleft(question)
         self._start_if_needed()
 
     def _fail(self, why: str) -> None:
-        asked, self._asked = list(self._asked), deque()
+        questions, self._questions = list(self._questions), deque()
         self._is_asking = False
-        for question in asked:
-            question.told(_outcome(question, {"failed": why}))
+        for question in questions:
+            question.on_answer(_outcome(question, {"failed": why}))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -246,14 +246,14 @@ class Suspending:
             os.kill(self._pid, signal.SIGKILL)
         self._on_life(self._pid, False)
         self._pid = self._to = self._from = -1
-        self._is_ready, self._heard = False, b""
+        self._is_ready, self._received = False, b""
 
 
-def _outcome(question: _Question, said: Mapping[str, Any]) -> Mapping[str, Any]:
+def _outcome(question: _Question, answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """The answer for the caller. Of a question that was undone: that it failed, and whether it could be undone."""
     if not question.why:
-        return said
-    stuck = {"stuck": True} if "failed" in said else {}
+        return answer
+    stuck = {"stuck": True} if "failed" in answer else {}
     return {"failed": question.why, **stuck}
 
 

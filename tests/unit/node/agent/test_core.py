@@ -157,7 +157,7 @@ def test_what_follows_a_loss(stage: Stage, error: SubletError | None, then: Link
     stage.join()
     assert stage.core.lost(error) is then
     assert not stage.core.is_joined
-    assert not stage.core.is_told
+    assert not stage.core.is_informed
 
 
 def test_a_connection_that_is_lost_before_it_was_joined_or_after_the_end_is_no_loss(stage: Stage) -> None:
@@ -198,13 +198,13 @@ def test_the_supervisor_is_told_once_the_grants_are_on_their_way(stage: Stage) -
     stage.core.joining()
     joined = stage.core.configured(Configured(pid=1, version="", started_ns=0, live=(), guests=0))
     stage.core.turn_over()
-    assert not stage.core.is_told
+    assert not stage.core.is_informed
     assert stage.core.grants_sent(joined)
     assert stage.core.next_message() is None
-    assert not stage.core.is_told, "not before the turn that ordered them is over"
+    assert not stage.core.is_informed, "not before the turn that ordered them is over"
     stage.core.turn_over()
     assert stage.core.next_message() is None
-    assert stage.core.is_told
+    assert stage.core.is_informed
 
 
 def test_no_holder_is_admitted_before_the_last_grant_is_out(stage: Stage) -> None:
@@ -217,10 +217,10 @@ def test_no_holder_is_admitted_before_the_last_grant_is_out(stage: Stage) -> Non
     stage.core.turn_over()
     told = []
     while stage.core.next_message() is not None:
-        told.append(stage.core.is_told)
+        told.append(stage.core.is_informed)
     assert told == [False, True]
     stage.core.send(end(0))
-    assert stage.core.is_told, "an order of another turn is not waited for"
+    assert stage.core.is_informed, "an order of another turn is not waited for"
 
 
 def test_grants_that_were_handed_in_for_one_that_is_gone_do_not_count_for_the_next(stage: Stage) -> None:
@@ -232,7 +232,7 @@ def test_grants_that_were_handed_in_for_one_that_is_gone_do_not_count_for_the_ne
     assert not stage.core.grants_sent(joined)
     stage.core.turn_over()
     assert stage.messages() == []
-    assert not stage.core.is_told
+    assert not stage.core.is_informed
 
 
 def test_a_holder_is_admitted_while_its_lease_is_known_and_its_rights_are_what_they_were(stage: Stage) -> None:

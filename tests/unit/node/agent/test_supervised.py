@@ -490,7 +490,7 @@ def test_a_holder_that_would_come_too_early_is_sent_away_for_a_moment(monkeypatc
                     await admission(stack, agent)
                 assert away.value.transient
                 supervisors.may_order.set()
-                await until(agent._is_told.is_set)
+                await until(agent._is_informed.is_set)
                 await admission(stack, agent, "bob")
         assert admitted(supervisors) == ["bob"]
 
@@ -502,7 +502,7 @@ def test_a_holder_that_comes_just_after_the_supervisor_has_ended_waits_for_the_n
 
     async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
         agent.tick(0)
-        await until(agent._is_told.is_set)
+        await until(agent._is_informed.is_set)
         supervisors.hang_up(None)
         await until(lambda: agent._link is None)
         with contextlib.ExitStack() as stack:
@@ -518,7 +518,7 @@ def test_new_caps_reach_the_supervisor_and_holders_that_come_meanwhile_wait() ->
 
     async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
         agent.tick(0)
-        await until(agent._is_told.is_set)
+        await until(agent._is_informed.is_set)
         with contextlib.ExitStack() as stack:
             async with asyncio.timeout(PATIENCE_S):
                 setting = asyncio.ensure_future(agent.set_caps(caps))
