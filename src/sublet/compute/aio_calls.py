@@ -174,13 +174,13 @@ class _Ground:
             pass
         answer: concurrent.futures.Future[R] = concurrent.futures.Future()
 
-        def there() -> None:
+        def run() -> None:
             try:
                 answer.set_result(ask())
             except BaseException as error:  # noqa: BLE001 - it is raised where it was asked
                 answer.set_exception(error)
 
-        self._loop.call_soon_threadsafe(there)
+        self._loop.call_soon_threadsafe(run)
         return answer.result(LOOP_WITHIN_S)
 
 

@@ -75,15 +75,15 @@ class BufferCache:
         address, size = address_of(view), view.nbytes
         same_size = [item for item in self._found.items() if item[1].size == size]
         same_size.sort(key=lambda item: item[1].address != address)  # most likely it is the one that lay here before
-        here = same_size[0][1] if same_size and same_size[0][1].address == address else None
-        look, written = self._pages_written(address, size, here)
+        tracked = same_size[0][1] if same_size and same_size[0][1].address == address else None
+        look, written = self._pages_written(address, size, tracked)
         self._looked = (address, size, look)
         for number, one in same_size[:COMPARED_MAX]:
-            if same_bytes(view, one.mapped, size, written if one is here else None):
+            if same_bytes(view, one.mapped, size, written if one is tracked else None):
                 one.used_s, one.address, one.look = time.monotonic(), address, look
                 self._found.move_to_end(number)
                 return number
-        if here is not None and look:  # tracked, and written to: each page of it cost a fault
+        if tracked is not None and look:  # tracked, and written to: each page of it cost a fault
             self._busy[address, size] = BUSY_CALLS
         return 0
 
@@ -126,7 +126,7 @@ class BufferCache:
     def kept_bytes(self) -> int:
         return self._bytes
 
-    def _pages_written(self, address: int, size: int, here: _One | None) -> tuple[int, list[tuple[int, int]] | None]:
+    def _pages_written(self, address: int, size: int, tracked: _One | None) -> tuple[int, list[tuple[int, int]] | None]:
         """Ask the kernel: the number of this look (0: it does not know), and the parts of the buffer, as offsets, that
         were written to since it was last known to be what the guest has (None: any may be)."""
         if size < TRACKED_MIN:
@@ -136,8 +136,8 @@ class BufferCache:
             if left > 1:
                 self._busy[address, size] = left - 1
             return 0, None
-        look, ranges = self._pages.written_since(address, size, 0 if here is None else here.look)
-        if ranges is None or here is None or not here.look:
+        look, ranges = self._pages.written_since(address, size, 0 if tracked is None else tracked.look)
+        if ranges is None or tracked is None or not tracked.look:
             return look, None
         return look, [(max(start, address) - address, min(end, address + size) - address) for start, end in ranges]
 

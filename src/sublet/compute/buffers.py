@@ -80,8 +80,8 @@ class Module:
         return not self._gone
 
     def __repr__(self) -> str:
-        said = self._gone or f"{self.kind}, {', '.join(self.kernels)}"
-        return f"<Module {self.number}: {said}>"
+        state = self._gone or f"{self.kind}, {', '.join(self.kernels)}"
+        return f"<Module {self.number}: {state}>"
 
     def check(self, owner: object, call: str) -> None:
         """Whether ``owner`` may use it now."""

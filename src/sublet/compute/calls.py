@@ -117,7 +117,7 @@ class Exchange:
         """The wait that receives for all; each wait has a mark of its own."""
         self._pending: dict[int, PendingCall] = {}
         self._followers: dict[int, PendingCall] = {}
-        self._heard: deque[Happening] = deque()
+        self._received: deque[Happening] = deque()
         self._doomed: dict[int, PendingCall] = {}
         self._completions: Callable[[], object] | None = None
         self._on_silence = on_silence
@@ -324,12 +324,12 @@ class Exchange:
     def _listen(self, until: Callable[[], bool], timeout_s: float) -> None:
         end_s, has_looked = time.monotonic() + timeout_s, False
         while not until():
-            while self._heard:
-                if isinstance(self._heard[0], Event):
-                    self._on_event(self._heard.popleft())  # once, whatever our own streams do
+            while self._received:
+                if isinstance(self._received[0], Event):
+                    self._on_event(self._received.popleft())  # once, whatever our own streams do
                 else:
-                    self._on_event(self._heard[0])  # an interrupt of ours in the middle of it: then once more
-                    self._heard.popleft()
+                    self._on_event(self._received[0])  # an interrupt of ours in the middle of it: then once more
+                    self._received.popleft()
             if self.lost is not None:
                 self._break(Over(None, by_peer=False))  # an interrupt may have cut that short
                 return
@@ -337,10 +337,10 @@ class Exchange:
             if until() or (has_looked and not left_s):
                 return
             has_looked = True
-            self._heard.extend(self.line.receive(min(left_s, _LISTEN_S)))
-            if not self._heard and (over := self.line.over) is not None:
+            self._received.extend(self.line.receive(min(left_s, _LISTEN_S)))
+            if not self._received and (over := self.line.over) is not None:
                 self._break(over)  # an interrupt took the news of it
-            if not self._heard and left_s:
+            if not self._received and left_s:
                 self._on_silence()
 
     def _on_event(self, happening: Happening) -> None:
@@ -350,15 +350,15 @@ class Exchange:
                 if pending is not None:
                     self._complete(pending, happening, None)
             case Event(body=body, fds=fds):
-                said = unpack(body)
+                message = unpack(body)
                 if (
-                    said.kind in (WorkerMessage.RESULTS, WorkerMessage.RESULT)
-                    and (asked := self._pending.get(said.subject)) is not None
+                    message.kind in (WorkerMessage.RESULTS, WorkerMessage.RESULT)
+                    and (pending := self._pending.get(message.subject)) is not None
                 ):
-                    asked.parts.append((said, fds))
+                    pending.parts.append((message, fds))
                     return
                 close_all(fds)
-                _print_output(said)
+                _print_output(message)
             case Over():
                 self._break(happening)
             case _:
@@ -396,15 +396,15 @@ def _remaining_s(until_ns: int | None) -> float:
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 
 
-def _print_output(said: ReceivedMessage) -> None:
+def _print_output(message: ReceivedMessage) -> None:
     """What a function prints or logs, here."""
     with contextlib.suppress(OSError, ValueError):  # our own output may be closed
-        if said.kind == WorkerMessage.OUTPUT:
-            stream: Any = getattr(sys, _STREAMS.get(said.subject, "stderr"))
+        if message.kind == WorkerMessage.OUTPUT:
+            stream: Any = getattr(sys, _STREAMS.get(message.subject, "stderr"))
             if stream is not None:
-                stream.write(bytes(said.data).decode("utf-8", "replace"))
-        elif said.kind == WorkerMessage.LOG:
-            record = logging.makeLogRecord(load_log_record(bytes(said.data)))
+                stream.write(bytes(message.data).decode("utf-8", "replace"))
+        elif message.kind == WorkerMessage.LOG:
+            record = logging.makeLogRecord(load_log_record(bytes(message.data)))
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)

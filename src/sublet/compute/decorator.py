@@ -347,16 +347,16 @@ class _Pool:
         """A lease under which the worker of this one goes on, if it is parked: with the state of its modules."""
         if lease.end is None or not lease.end.parked:
             return None
-        asked = {name: terms[name] for name in RESUMED if terms.get(name) is not None}
+        given = {name: terms[name] for name in RESUMED if terms.get(name) is not None}
         with contextlib.suppress(NotFound, StaleEpoch, InvalidRequest, LeaseEnded):  # it is gone
-            return fabric.gpu(resume=lease, **asked)
+            return fabric.gpu(resume=lease, **given)
         return None
 
     def _acquire(self, fabric: Fabric, terms: dict[str, Any]) -> Lease:
-        asked = {name: term for name, term in terms.items() if term is not None}
+        given = {name: term for name, term in terms.items() if term is not None}
         if self._idle():
             with contextlib.suppress(CapacityExceeded):
-                return fabric.gpu(**{**asked, "wait": 0})
+                return fabric.gpu(**{**given, "wait": 0})
             for key in self._idle():
                 with self._lock:
                     lease = self._held.get(key)
@@ -365,7 +365,7 @@ class _Pool:
                     with self._lock:
                         if self._held.get(key) is lease:
                             del self._held[key]
-        return fabric.gpu(**asked)
+        return fabric.gpu(**given)
 
     def _idle(self) -> list[Any]:
         with self._lock:

@@ -206,10 +206,10 @@ class Functions:
 
     def _check_peer(self, function: object) -> None:
         if self._peer.python[:2] != sys.version_info[:2]:
-            here, there = (".".join(map(str, version[:2])) for version in (sys.version_info, self._peer.python))
+            own, remote = (".".join(map(str, version[:2])) for version in (sys.version_info, self._peer.python))
             raise Unsupported(
-                f"{_shown(function)} goes by value, and code of Python {here} does not run on the worker's {there}",
-                do=f"Put it into a module that both can import, or choose a Python {here} with options(python=...).",
+                f"{_shown(function)} goes by value, and code of Python {own} does not run on the worker's {remote}",
+                do=f"Put it into a module that both can import, or choose a Python {own} with options(python=...).",
             )
         if not self._peer.cloudpickle:
             raise Unsupported(

@@ -92,32 +92,32 @@ def _taken_over(fds: tuple[int, ...]) -> tuple[int, ...]:
         raise OutOfMemory(f"what was sent found no memory here ({error})") from error
 
 
-def _read(said: ReceivedMessage, fds: tuple[int, ...], lease: LeaseId) -> Any:
-    match said.kind:
+def _read(message: ReceivedMessage, fds: tuple[int, ...], lease: LeaseId) -> Any:
+    match message.kind:
         case WorkerMessage.VALUE:
-            return _value(said, fds)
+            return _value(message, fds)
         case WorkerMessage.RAISED:
-            raise remote_exception(*_value(said, fds))
+            raise remote_exception(*_value(message, fds))
         case WorkerMessage.GENERATOR:
-            return GeneratorBegun(said.subject, Flag.ASYNC in said.flags)
+            return GeneratorBegun(message.subject, Flag.ASYNC in message.flags)
         case WorkerMessage.ITEMS:
-            items, value = _value(said, fds)
-            return Items(items, value, Flag.DONE in said.flags)
+            items, value = _value(message, fds)
+            return Items(items, value, Flag.DONE in message.flags)
         case WorkerMessage.MANY:
-            told = _value(said, fds)
-            return CallResults([], None if told is None else remote_exception(*told), said.amount)
+            failure = _value(message, fds)
+            return CallResults([], None if failure is None else remote_exception(*failure), message.amount)
         case WorkerMessage.CANCELLED:
-            return CallCancelled(Flag.BEGAN in said.flags)
+            return CallCancelled(Flag.BEGAN in message.flags)
         case WorkerMessage.ENDED:
-            raise _lease_ended(said, lease)
+            raise _lease_ended(message, lease)
         case WorkerMessage.FAULT:
-            raise _fault(said)
+            raise _fault(message)
         case WorkerMessage.UNLIKE:
-            return Unlike(json.loads(said.blob)["why"])
+            return Unlike(json.loads(message.blob)["why"])
         case WorkerMessage.OPENED:
-            return json.loads(said.blob)
+            return json.loads(message.blob)
         case _:
-            raise Disconnected(f"the worker answered with {said.kind}, which this version does not know")
+            raise Disconnected(f"the worker answered with {message.kind}, which this version does not know")
 
 
 def read_many(
@@ -131,17 +131,17 @@ def read_many(
     empty afterwards. ``of_tenant``: as for ``read``."""
     results: list[Any] = []
     try:
-        for index, (said, fds) in enumerate(parts):
+        for index, (message, fds) in enumerate(parts):
             if of_tenant and fds:
-                parts[index] = said, ()
+                parts[index] = message, ()
                 fds = _taken_over(fds)
-                parts[index] = said, fds
-            if said.kind == WorkerMessage.RESULTS and said.amount == len(results) and len(said.pieces) == 2:
-                end = said.pieces[0].length
-                _take(results, pickle.loads(said.data[:end]), said.data[end:])  # noqa: S301 - one program
-            elif said.kind == WorkerMessage.RESULT and said.amount == len(results):
-                results.append(_value(said, fds))
-            elif said.amount > len(results):
+                parts[index] = message, fds
+            if message.kind == WorkerMessage.RESULTS and message.amount == len(results) and len(message.pieces) == 2:
+                end = message.pieces[0].length
+                _take(results, pickle.loads(message.data[:end]), message.data[end:])  # noqa: S301 - one program
+            elif message.kind == WorkerMessage.RESULT and message.amount == len(results):
+                results.append(_value(message, fds))
+            elif message.amount > len(results):
                 break  # one before it is missing, which no worker of ours leaves out
         first, pickles = lost
         if first <= len(results):
@@ -173,8 +173,8 @@ def _no_module(error: ModuleNotFoundError) -> InvalidRequest:
     )
 
 
-def _value(said: ReceivedMessage, fds: tuple[int, ...]) -> Any:
-    head, buffers = fetch_buffers(said, fds, _nothing_is_kept)
+def _value(message: ReceivedMessage, fds: tuple[int, ...]) -> Any:
+    head, buffers = fetch_buffers(message, fds, _nothing_is_kept)
     try:
         return load(head, buffers)
     except ModuleNotFoundError as error:
@@ -196,20 +196,20 @@ def remote_exception(pickled: bytes | None, name: str, text: str, trace: str) ->
     return error
 
 
-def _lease_ended(said: ReceivedMessage, lease: LeaseId) -> LeaseEnded:
-    told = json.loads(said.blob)
-    reason = EndReason(told["reason"])
-    error = ended_error(lease, reason, told["detail"])
-    error.end = LeaseEnd(reason=reason, at=rfc3339(time.time_ns()), detail=told["detail"])
+def _lease_ended(message: ReceivedMessage, lease: LeaseId) -> LeaseEnded:
+    end = json.loads(message.blob)
+    reason = EndReason(end["reason"])
+    error = ended_error(lease, reason, end["detail"])
+    error.end = LeaseEnd(reason=reason, at=rfc3339(time.time_ns()), detail=end["detail"])
     return error
 
 
-def _fault(said: ReceivedMessage) -> SubletError:
-    told = json.loads(said.blob)
-    kind = getattr(errors, told["kind"], SubletError)
+def _fault(message: ReceivedMessage) -> SubletError:
+    fault = json.loads(message.blob)
+    kind = getattr(errors, fault["kind"], SubletError)
     if not (isinstance(kind, type) and issubclass(kind, SubletError)):
         kind = SubletError
-    made: SubletError = kind(told["message"], do=told["do"])
+    made: SubletError = kind(fault["message"], do=fault["do"])
     return made
 
 

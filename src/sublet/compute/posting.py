@@ -341,7 +341,7 @@ class _Watched:
                 if lease is None or self.pending.call == 0:
                     break
                 first, pickles = self._worker.exchange.results.read(self.pending.call)
-                copied = [(said, tuple(map(os.dup, fds))) for said, fds in list(self.pending.parts)]
+                copied = [(message, tuple(map(os.dup, fds))) for message, fds in list(self.pending.parts)]
             found = read_many(copied, (first, pickles), of_tenant=not sees_our_folders(lease)).results
             now_ns = time.monotonic_ns()
             if is_all or len(found) >= first or now_ns >= until_ns:  # else some that were sent have not come

@@ -139,8 +139,8 @@ class GpuSession:
     def __repr__(self) -> str:
         count = len(self._buffers)
         buffers = f"{count} buffer{'s' * (count != 1)} of {format_size(self._taken)}"
-        said = "; ".join((buffers, *self.limits)) if self.is_open else "closed"
-        return f"<GpuSession on {self.device} ({self.label}): {said}>"
+        state = "; ".join((buffers, *self.limits)) if self.is_open else "closed"
+        return f"<GpuSession on {self.device} ({self.label}): {state}>"
 
     # ---- memory ----
 

@@ -93,12 +93,12 @@ class Engine:
         self._last_used_s = 0.0
         self._awake = threading.Event()
         self._helper: threading.Thread | None = None
-        asked = OpenSession(lease=lease, epoch=epoch, device=device, takes_limits=True)
+        request = OpenSession(lease=lease, epoch=epoch, device=device, takes_limits=True)
         try:
-            line.ask(asked)
+            line.ask(request)
             opened, fds = line.answer()
         except InvalidRequest:  # the guest is of an older version; if it is not, it refuses this as well
-            line.ask(replace(asked, takes_limits=False))
+            line.ask(replace(request, takes_limits=False))
             opened, fds = line.answer()
         close_all(fds)
         if not isinstance(opened, SessionOpened):
@@ -277,8 +277,8 @@ class Engine:
         except LeaseEnded as error:
             if error.end is None:
                 raise  # it is not over, but nothing may be begun on it any more
-            said = f"the GPU session went with its lease: {error.message}"
-            self._is_over(GpuSessionEnded(said, end=error.end), error)
+            message = f"the GPU session went with its lease: {error.message}"
+            self._is_over(GpuSessionEnded(message, end=error.end), error)
 
     def _take(self) -> tuple[BatchDone | None, tuple[int, ...]]:
         """The answer to what was sent, if anything was. A failure in it is kept for the next caller that waits."""

@@ -129,7 +129,7 @@ def _has_module(python: str, module: str) -> bool:
     """Whether it can be found there; where that cannot be told, the start of the guest shows it."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
-        asked = subprocess.run(
+        found = subprocess.run(
             [python, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -139,7 +139,7 @@ def _has_module(python: str, module: str) -> bool:
         )
     except (OSError, subprocess.SubprocessError):
         return True
-    return asked.returncode != 1
+    return found.returncode != 1
 
 
 def why_lost(lease: LeaseHandle, guest: Guest, when: str = "", words: Words = CALL) -> SubletError:
@@ -228,12 +228,12 @@ def _is_gone(guest: Guest) -> bool:
 
 def _tail(guest: Guest, view: GuestView) -> str:
     """The last of what it wrote below Python: there the C library and the interpreter say why they abort."""
-    said = b""
+    output = b""
     with contextlib.suppress(SubletError, OSError):
         is_gone = _is_gone(guest)  # else a child that it has left behind may be there for long
         for piece in guest.output(offset=max(0, view.log_bytes - TAIL_BYTES), lossless=False, follow=is_gone):
-            said += piece.data if piece.stream in ("stderr", "sublet") else b""
-    text = said[-TAIL_BYTES:].decode("utf-8", "replace").strip()
+            output += piece.data if piece.stream in ("stderr", "sublet") else b""
+    text = output[-TAIL_BYTES:].decode("utf-8", "replace").strip()
     return f". It said last:\n{text}\n" if text else ""
 
 

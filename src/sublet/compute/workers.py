@@ -101,9 +101,9 @@ class Worker:
         with self._why_lock:
             if self._why is None:
                 lost = self.exchange.lost
-                told = None if lost is None or lost.over is None else lost.over.error
+                error = None if lost is None or lost.over is None else lost.over.error
                 if self.guest is None:
-                    self._why = told or Disconnected("the worker hung up")
+                    self._why = error or Disconnected("the worker hung up")
                 else:
                     self._why = why_lost(lease, self.guest)
             return self._why
@@ -169,9 +169,9 @@ class Worker:
         self.exchange.wait(pending)
         if pending.came is None:
             raise Disconnected("the worker ended before it began")
-        told = read(pending.came, self.lease_id)
-        major, minor, micro = told["python"]
-        return PeerInterpreter((major, minor, micro), told["executable"], told["cloudpickle"])
+        interpreter = read(pending.came, self.lease_id)
+        major, minor, micro = interpreter["python"]
+        return PeerInterpreter((major, minor, micro), interpreter["executable"], interpreter["cloudpickle"])
 
 
 class Workers:
@@ -337,7 +337,7 @@ class SignsOfLife:
         self._uses: set[_Use] = set()
         self._is_still = False
         self._seen = (mark(), 0)
-        self._seen_s = self._looked_s = self._asked_s = time.monotonic()
+        self._seen_s = self._looked_s = self._probed_s = time.monotonic()
 
     @contextlib.contextmanager
     def use(self, lease: LeaseHandle) -> Iterator[None]:
@@ -373,9 +373,9 @@ class SignsOfLife:
         self._looked_s = now_s
         mark, cpu_ns = self._mark(), self._seen[1]
         if mark == self._seen[0]:
-            if now_s - self._seen_s < ASK_AFTER_S or now_s - self._asked_s < ASK_AFTER_S:
+            if now_s - self._seen_s < ASK_AFTER_S or now_s - self._probed_s < ASK_AFTER_S:
                 return
-            self._asked_s = now_s
+            self._probed_s = now_s
             found = self._cpu_ns()
             if found is None:  # what is not known takes nothing away
                 return

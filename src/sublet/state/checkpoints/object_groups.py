@@ -235,7 +235,7 @@ class _Encoder:
         if self._before is not None:
             self._before(names)
         found = self._made[names] = _Bundle(names, self._roots, self._unused)
-        if self._unused.was_asked:
+        if self._unused.has_met_objects:
             self._rules.note(self._unused)
             self._unused = self._rules.part()
         return found
@@ -269,7 +269,7 @@ class _Bundle:
         rules.forget_parts()
         values = self.value.values()
         kinds = set(map(type, values))
-        self.plain = is_flat or (not rules.was_asked and kinds <= PLAIN and _are_flat(values, encoding))
+        self.plain = is_flat or (not rules.has_met_objects and kinds <= PLAIN and _are_flat(values, encoding))
         self.is_large = encoding.nbytes > LARGE_BYTES
         self.head_bytes = sum(map(len, encoding.parts))
         self._met: Mapping[int, Any] | None = NOTHING

@@ -538,8 +538,8 @@ def copy_checkpoint(store: CheckpointStore, source: str) -> CopiedIn:
         manifest = replace(copied.manifest, number=newest + 1, parent=newest, lease=author.lease, epoch=author.epoch)
         path = copied.folder / "manifest"
         write_synced(path, manifest.dump())
-        there = store.manifest(newest).packs if newest else ()
-        packs = [path for name, path in copied.packs().items() if name not in {ref.name for ref in there}]
+        present = store.manifest(newest).packs if newest else ()
+        packs = [path for name, path in copied.packs().items() if name not in {ref.name for ref in present}]
         size = sum(ref.size for ref in manifest.packs)
         report = SaveReport(
             number=manifest.number,

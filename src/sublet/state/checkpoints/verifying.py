@@ -28,17 +28,17 @@ def main(arguments: Sequence[str]) -> int:
             raise InvalidRequest("there is no volume here", do="Name a folder, or run it under a lease of blocks.")
         found = verify(folder) if os.path.isdir(os.path.join(folder, "checkpoints")) else _NOTHING
     except SubletError as error:
-        said = {"ok": False, "checkpoints": [], "packs": 0, "read_bytes": 0, "problems": [error.message]}
+        report = {"ok": False, "checkpoints": [], "packs": 0, "read_bytes": 0, "problems": [error.message]}
     else:
-        said = {
+        report = {
             "ok": found.ok,
             "checkpoints": list(found.checkpoints),
             "packs": found.packs,
             "read_bytes": found.read_bytes,
             "problems": list(found.problems),
         }
-    sys.stdout.write(json.dumps(said) + "\n")
-    return 0 if said["ok"] else 1
+    sys.stdout.write(json.dumps(report) + "\n")
+    return 0 if report["ok"] else 1
 
 
 if __name__ == "__main__":

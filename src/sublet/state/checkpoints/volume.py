@@ -281,7 +281,7 @@ class VolumeStore(FolderStore):
         took_ns = staged.capture_ns + time.monotonic_ns() - self._began_ns.get(staged.folder, time.monotonic_ns())
         if self._handed is not None:
             self._stage_handed(self._handed, staged)
-        asked = Publish(
+        request = Publish(
             lease=manifest.lease,
             epoch=manifest.epoch,
             staging=staged.folder.name,
@@ -292,17 +292,17 @@ class VolumeStore(FolderStore):
             keep=self._keep,
         )
         try:
-            self._ask(asked, Published)
+            self._ask(request, Published)
         except Disconnected:
-            if not self._is_there(staged):
+            if not self._is_published(staged):
                 raise
         self.discard(staged.folder)
 
     def _stage_handed(self, handed: HandedVolume, staged: Staged) -> None:
         """Into the volume, what was written here. Packs that were copied from another volume are there."""
-        here = [path.name for path in (staged.manifest_path, *staged.packs) if path.exists()]
+        names = [path.name for path in (staged.manifest_path, *staged.packs) if path.exists()]
         try:
-            handed.stage(staged.folder, here)
+            handed.stage(staged.folder, names)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -317,25 +317,27 @@ class VolumeStore(FolderStore):
 
     def inspect(self, source: str, *, passing: str = "") -> CopiedIn:
         author = self.author
-        asked = CopyIn(lease=author.lease, epoch=author.epoch, volume=source, passing=passing)
-        return self._ask(asked, CopiedIn)
+        request = CopyIn(lease=author.lease, epoch=author.epoch, volume=source, passing=passing)
+        return self._ask(request, CopiedIn)
 
     @contextmanager
     def copied(self, source: str, *, passing: str = "") -> Iterator[Copied | None]:
         """``source`` is a ticket for a volume of the same tenant on the same machine."""
         with self.staging_folder() as folder:
             author = self.author
-            asked = CopyIn(lease=author.lease, epoch=author.epoch, volume=source, staging=folder.name, passing=passing)
+            request = CopyIn(
+                lease=author.lease, epoch=author.epoch, volume=source, staging=folder.name, passing=passing
+            )
             if self._handed is not None:
-                yield self._copied_handed(self._handed, asked, folder)
+                yield self._copied_handed(self._handed, request, folder)
                 return
-            done = self._ask(asked, CopiedIn)
+            done = self._ask(request, CopiedIn)
             yield Copied(manifest_in(folder), folder) if done.number else None
 
-    def _copied_handed(self, handed: HandedVolume, asked: CopyIn, folder: Path) -> Copied | None:
+    def _copied_handed(self, handed: HandedVolume, request: CopyIn, folder: Path) -> Copied | None:
         for fd in handed.open_files([_PLACE], staging=folder.name, write=True):  # which makes the folder there
             os.close(fd)
-        if not self._ask(asked, CopiedIn).number:
+        if not self._ask(request, CopiedIn).number:
             return None
         manifest = CheckpointManifest.parse(handed.read(COPIED, MANIFEST_MAX, staging=folder.name))
         return Copied(manifest, folder, HandedFiles(handed, folder.name))
@@ -346,7 +348,7 @@ class VolumeStore(FolderStore):
         self._opened = self._open()
         return CheckpointFailed("the folder to write into is gone", do="Save again.")
 
-    def _is_there(self, staged: Staged) -> bool:
+    def _is_published(self, staged: Staged) -> bool:
         """Whether it was published: the record tells. The same number with other bytes is another save's."""
         time.sleep(AGAIN_S)
         with contextlib.suppress(OSError):

@@ -310,8 +310,8 @@ class _Run:
         return sorted(kept)
 
     def _move(self, ref: PackRef) -> None:
-        here = self._used.intersection(self._base.where).difference(self._writer.hashes)
-        entries = [entry for one, entry in map(self._base.where.__getitem__, here) if one == ref]
+        used = self._used.intersection(self._base.where).difference(self._writer.hashes)
+        entries = [entry for one, entry in map(self._base.where.__getitem__, used) if one == ref]
         (pack,) = open_packs(self._base.packs_folder, [ref])
         try:
             for entry in sorted(entries, key=lambda entry: entry.offset):

@@ -18,7 +18,7 @@ from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaFault
 from sublet.values import Epoch, shown
 
 
-def asked_epoch(epoch: object, what: str) -> Epoch:
+def checked_epoch(epoch: object, what: str) -> Epoch:
     """That of a lease. ``what`` needs it."""
     if epoch is None:
         raise InvalidRequest(f"{what} needs the epoch of a lease", do="Give epoch=lease.epoch; reading needs none.")
@@ -27,7 +27,7 @@ def asked_epoch(epoch: object, what: str) -> Epoch:
     return epoch
 
 
-def asked_effect(effect: object) -> Effect | None:
+def checked_effect(effect: object) -> Effect | None:
     """What a save is the effect of."""
     if effect is None:
         return None
@@ -43,14 +43,14 @@ def asked_effect(effect: object) -> Effect | None:
     )
 
 
-def asked_version(expected: object) -> int | None:
+def checked_version(expected: object) -> int | None:
     """The version that is to be replaced."""
     if expected is None or (isinstance(expected, int) and not isinstance(expected, bool)):
         return expected
     raise InvalidRequest(f"expected={shown(expected)} is no version", do="Give a number: 0 for what was never saved.")
 
 
-def asked_bytes(data: object) -> bytes:
+def checked_bytes(data: object) -> bytes:
     """What is saved as it is."""
     if isinstance(data, bytes):
         return data
@@ -59,7 +59,7 @@ def asked_bytes(data: object) -> bytes:
     raise InvalidRequest(f"a {type(data).__name__} is not bytes", do="Use save(name, value), which takes any value.")
 
 
-def asked_replicas(replicas: Any) -> Sequence[Replica]:
+def checked_replicas(replicas: Any) -> Sequence[Replica]:
     """At least one, each of them another: one that is given twice would be lost once, and with it two votes. A folder
     is opened; one that cannot be counts as lost."""
     if isinstance(replicas, str | bytes) or not isinstance(replicas, Sequence):

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from blake3 import blake3
 
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, OutOfMemory, StaleEpoch, VersionConflict
-from sublet.state.replicated.arguments import asked_bytes, asked_effect, asked_epoch, asked_version
+from sublet.state.replicated.arguments import checked_bytes, checked_effect, checked_epoch, checked_version
 from sublet.state.replicated.ballot import Garbled
 from sublet.state.replicated.cell import KEY_MAX, VALUE_MAX
 from sublet.state.replicated.checkpoint_record import Effect, Save, SaveHistory
@@ -169,17 +169,17 @@ class ReplicatedCheckpoint:
         A save whose effect is there already is not done again: the one that is there is returned. Whatever is raised,
         what was saved before is unharmed.
         """
-        of, expected, data = asked_effect(effect), asked_version(expected), asked_bytes(data)
+        of, expected, data = checked_effect(effect), checked_version(expected), checked_bytes(data)
         tenure = self._tenure(name, epoch)
         if tenure.tenure.ballot is None:
             self.open(name, epoch=epoch)
         for again in range(3):
             state = tenure.tenure.state
             history = self._history(name, state)
-            there = history.admits(of) if of is not None else None
-            if there is not None:
-                self._check_signature(name, there)
-                return self._confirmed(name, there)
+            earlier = history.admits(of) if of is not None else None
+            if earlier is not None:
+                self._check_signature(name, earlier)
+                return self._confirmed(name, earlier)
             if expected is not None and expected != state.version:
                 # What is remembered may be out of date, and a history must follow from what it replaces.
                 if again:
@@ -253,10 +253,10 @@ class ReplicatedCheckpoint:
                 return OperationRefused(OutcomeReason.VERSION, found.state)
         return doubt
 
-    def _confirmed(self, name: str, there: Save) -> Save:
+    def _confirmed(self, name: str, saved: Save) -> Save:
         """That the effect is there was remembered; before it is said, a quorum says so."""
-        found = self._read(name).find(there.version)
-        if found is None or found.effect != there.effect:
+        found = self._read(name).find(saved.version)
+        if found is None or found.effect != saved.effect:
             raise StaleEpoch(f"others have written {self._what(name)} since it was opened", reason=NOT_SAVED)
         return found
 
@@ -396,8 +396,8 @@ class ReplicatedCheckpoint:
         ours = (tenure.reign, *tenure.epoch)
         for replica in self.group.replicas():
             try:
-                there = replica.packs(self._key(name))
-                old = [pack for pack in there if pack not in accepted.packs and _older(pack, ours)]
+                packs = replica.packs(self._key(name))
+                old = [pack for pack in packs if pack not in accepted.packs and _older(pack, ours)]
                 if old:
                     replica.sweep(self._key(name), accepted.stamp, old)
             except ReplicaSilent:
@@ -406,7 +406,7 @@ class ReplicatedCheckpoint:
     # ---- inside ----
 
     def _tenure(self, name: str, epoch: Epoch | None) -> _Open:
-        wanted = asked_epoch(epoch if epoch is not None else self.epoch, "writing a checkpoint")
+        wanted = checked_epoch(epoch if epoch is not None else self.epoch, "writing a checkpoint")
         opened = self._open.get(name)
         if opened is not None and wanted < opened.tenure.epoch:
             raise StaleEpoch(

@@ -79,14 +79,14 @@ class SaveHistory:
 
     def admits(self, effect: Effect) -> Save | None:
         """None if this effect may be saved; the save that is it already; or an error."""
-        there = self.with_effect(effect.key)
-        if there is not None and there.effect is not None:
-            if there.effect.fingerprint != effect.fingerprint:
+        saved = self.with_effect(effect.key)
+        if saved is not None and saved.effect is not None:
+            if saved.effect.fingerprint != effect.fingerprint:
                 raise IdempotencyConflict(
                     f"{effect.key} was saved with another fingerprint",
                     do="Give it what it was saved with, or another key if it is something else.",
                 )
-            return there
+            return saved
         last = max((save.effect.step for save in self.saves if save.effect is not None), default=None)
         if last is not None and effect.step <= last:
             raise VersionConflict(

@@ -42,7 +42,7 @@ PACKS: Final = "packs"
 class StartedRequests:
     """Requests that were answered, and whether a sync must come before the answers may be given."""
 
-    said: list[Answer]
+    replies: list[Answer]
     unsettled: bool
 
 
@@ -75,8 +75,8 @@ class FolderReplica:
             ) from error
         try:
             with self._mapped():
-                there = self._log.exists()
-            if not there:
+                is_known = self._log.exists()
+            if not is_known:
                 self._log.make(os.urandom(16).hex(), os.urandom(4), time.time_ns())
             self.identity = self._log.peek()
         except BaseException:
@@ -102,13 +102,13 @@ class FolderReplica:
             log = self._log
             log.take()
             try:
-                said = self._ask(log, requests)
+                replies = self._ask(log, requests)
             except OSError as error:
                 raise self._unable(error) from error
             finally:
                 log.unlock()
             log.make_durable()
-            return said
+            return replies
 
     def begin(self, requests: Sequence[tuple[str, Request]]) -> StartedRequests | None:
         """As much of ``ask`` as takes no time: all but the sync. None if it would have to wait for another process.
@@ -132,13 +132,13 @@ class FolderReplica:
         return started
 
     def _started(self, requests: Sequence[tuple[str, Request]]) -> StartedRequests | None:
-        said, changed, known = self._answers(requests)
+        replies, changed, known = self._answers(requests)
         if changed or known is not None:
             planned = self._log.plan(changed, known)
             if not self._log.fits(planned):
                 return None
             self._log.write(planned)
-        return StartedRequests(said, self._log.dirty)
+        return StartedRequests(replies, self._log.dirty)
 
     def finish(self, started: StartedRequests) -> list[Answer]:
         """The rest of it. Only for a ``StartedRequests`` that is unsettled, and once.
@@ -151,20 +151,20 @@ class FolderReplica:
             raise self._unable(error) from error
         finally:
             self._thread_lock.release()
-        return started.said
+        return started.replies
 
     def _ask(self, log: FolderLog, requests: Sequence[tuple[str, Request]]) -> list[Answer]:
-        said, changed, known = self._answers(requests)
+        replies, changed, known = self._answers(requests)
         if changed or known is not None:
             log.append(changed, known)
-        return said
+        return replies
 
     def _answers(
         self, requests: Sequence[tuple[str, Request]]
     ) -> tuple[list[Answer], dict[str, ReplicaCell], ReplicaSet | None]:
         """What is said, what cells become, and the set if there is a new one. Nothing is changed yet."""
         log = self._log
-        known, changed, said = log.known, dict[str, ReplicaCell](), list[Answer]()
+        known, changed, replies = log.known, dict[str, ReplicaCell](), list[Answer]()
         for key, request in requests:
             inner: Prepare | AcceptRequest | Query | None
             if isinstance(request, Install):
@@ -174,14 +174,14 @@ class FolderReplica:
             else:
                 inner = request
             if inner is None:
-                said.append(Installed())
+                replies.append(Installed())
                 continue
             before = changed[key] if key in changed else log.cell(key)
-            after, spoken = answer(before, known, inner, self._missing(key, before, inner))
-            said.append(spoken)
+            after, reply = answer(before, known, inner, self._missing(key, before, inner))
+            replies.append(reply)
             if after is not before:
                 changed[key] = after
-        return said, changed, known if known is not log.known else None
+        return replies, changed, known if known is not log.known else None
 
     def known(self) -> ReplicaSet | None:
         """The latest set that was installed."""
@@ -312,8 +312,8 @@ class FolderReplica:
         new = [name for name in request.accepted.packs if name not in named and (key, name) not in self._synced_packs]
         if not new:
             return ()
-        there = set(self._files.names(self._place(key)))
-        missing = tuple(name for name in new if name not in there)
+        present = set(self._files.names(self._place(key)))
+        missing = tuple(name for name in new if name not in present)
         if not missing:
             # A name that another process gave may not be on the disk yet.
             self._files.sync_folder(self._place(key))

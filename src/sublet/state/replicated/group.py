@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from sublet.background import start_thread
 from sublet.errors import CheckpointFailed, InvalidRequest
-from sublet.state.replicated.arguments import asked_replicas
+from sublet.state.replicated.arguments import checked_replicas
 from sublet.state.replicated.ballot import NONCE_BYTES, OFFICE_MAX
 from sublet.state.replicated.cell import Install, Installed
 from sublet.state.replicated.membership import InstallRound, Listing, RunOperation, change
@@ -81,7 +81,7 @@ class ReplicaGroup:
         office: str = "local",
         patience: float | str = "10s",
     ) -> None:
-        opened = asked_replicas(replicas)
+        opened = checked_replicas(replicas)
         if not 0 < len(office.encode()) <= OFFICE_MAX:
             raise InvalidRequest(
                 f"{office[:80]!r} is not the name of an office", do=f"Give 1 to {OFFICE_MAX} bytes of text."
@@ -105,7 +105,7 @@ class ReplicaGroup:
         """Carry an operation out, to its result. ``supply``: packs that it may need, besides those there are."""
         if self._closed:
             raise InvalidRequest("the group of replicas is closed", do="Open it again.")
-        told: queue.SimpleQueue[ReplicaReply] = queue.SimpleQueue()
+        replies: queue.SimpleQueue[ReplicaReply] = queue.SimpleQueue()
         staged = {} if supply is None else supply
 
         def bring(of: str, name: str) -> bytes | None:
@@ -115,7 +115,7 @@ class ReplicaGroup:
         deadline = time.monotonic() + self.patience_s
         rest_s = REST_S
         while True:
-            self._dispatch(key, operation, told, bring)
+            self._dispatch(key, operation, replies, bring)
             result = operation.result
             if result is not None:
                 return result
@@ -127,13 +127,13 @@ class ReplicaGroup:
                 rest_s = min(rest_s * 2, REST_MAX_S)
                 operation.resume()
             else:
-                self._wait_answer(operation, told, min(left, ROUND_S))
+                self._wait_answer(operation, replies, min(left, ROUND_S))
 
     def _dispatch(
         self,
         key: str,
         operation: RegisterOperation,
-        told: queue.SimpleQueue[ReplicaReply],
+        replies: queue.SimpleQueue[ReplicaReply],
         bring: Callable[[str, str], bytes | None],
     ) -> None:
         while sends := operation.take():
@@ -143,22 +143,24 @@ class ReplicaGroup:
                 if worker is None:
                     absent.append(send.replica)
                 else:
-                    worker.ask(ReplicaRequest(key, send, turn, told, bring))
+                    worker.ask(ReplicaRequest(key, send, turn, replies, bring))
             for replica in absent:
                 operation.lost(turn, replica)
 
-    def _wait_answer(self, operation: RegisterOperation, told: queue.SimpleQueue[ReplicaReply], wait_s: float) -> None:
+    def _wait_answer(
+        self, operation: RegisterOperation, replies: queue.SimpleQueue[ReplicaReply], wait_s: float
+    ) -> None:
         try:
-            turn, replica, said = told.get(timeout=wait_s)
+            turn, replica, answer = replies.get(timeout=wait_s)
         except queue.Empty:
             turn = operation.turn
             for replica in self.view.replicas.voters:
                 operation.lost(turn, replica)
             return
-        if said is None:
+        if answer is None:
             operation.lost(turn, replica)
         else:
-            operation.on_answer(turn, replica, said)
+            operation.on_answer(turn, replica, answer)
 
     def replicas(self) -> list[Replica]:
         """Those with a seat that this program was given."""
@@ -167,8 +169,8 @@ class ReplicaGroup:
 
     def who_else_writes(self) -> str:
         """The first replica to which others than this user may write, in words; empty if none is known to be so."""
-        asked = (getattr(worker.replica, "who_else_writes", str) for worker in list(self._workers.values()))
-        return next(filter(None, (str(ask()) for ask in asked)), "")
+        checks = (getattr(worker.replica, "who_else_writes", str) for worker in list(self._workers.values()))
+        return next(filter(None, (str(ask()) for ask in checks)), "")
 
     # ---- packs ----
 
@@ -276,8 +278,8 @@ class ReplicaGroup:
 
     def add(self, new: Replica, *, epoch: Epoch) -> ReplicaSet:
         """One more voter."""
-        there = [w.replica for w in self._workers.values() if w.identity in self._voters()]
-        self.policy.placement.check([replica.domain for replica in (*there, new)])
+        voters = [w.replica for w in self._workers.values() if w.identity in self._voters()]
+        self.policy.placement.check([replica.domain for replica in (*voters, new)])
         self._seat(new)
         return self._change(lambda now: self._aim(now, add=new.identity), len(self._voters()) + 1, epoch)
 
@@ -377,14 +379,14 @@ class ReplicaGroup:
         return first
 
     def _check_policy(self, found: ReplicaSet) -> None:
-        for what, asked, there in (
+        for what, wanted, actual in (
             ("read_quorum", self.policy.read_quorum, found.now.read),
             ("write_quorum", self.policy.write_quorum, found.now.write),
         ):
-            if asked is not None and asked != there:
+            if wanted is not None and wanted != actual:
                 raise InvalidRequest(
-                    f"the policy says {what}={asked}, and these replicas were made a set with {there}",
-                    do=f"Say {what}={there}, or leave it out.",
+                    f"the policy says {what}={wanted}, and these replicas were made a set with {actual}",
+                    do=f"Say {what}={actual}, or leave it out.",
                 )
 
     def close(self) -> None:
@@ -413,8 +415,8 @@ def _abandon(workers: dict[str, ReplicaThread]) -> None:
 
 
 def _install(replica: Replica, replicas: ReplicaSet) -> list[str]:
-    (said,) = replica.ask([("", Install(replicas))])
-    assert isinstance(said, Installed)
+    (answer,) = replica.ask([("", Install(replicas))])
+    assert isinstance(answer, Installed)
     return []
 
 

@@ -18,7 +18,7 @@ from typing import Final, Self, TypeVar
 from blake3 import blake3
 
 from sublet.errors import CheckpointFailed, InvalidRequest, SubletError
-from sublet.state.replicated.arguments import asked_epoch
+from sublet.state.replicated.arguments import checked_epoch
 from sublet.state.replicated.ballot import Garbled
 from sublet.state.replicated.cell import KEY_MAX, VALUE_MAX
 from sublet.state.replicated.checkpoint import as_group
@@ -104,8 +104,8 @@ class ReplicatedIdempotencyStore:
         def change(book: Book) -> tuple[Book, Reservation]:
             now_ns = self._wall_ns()
             claim = KeyRecord(fingerprint, self.claimant, self.owner, wanted, now_ns + ttl_ns, step)
-            there = book.records.get(key)
-            ended = there is not None and self._ended is not None and self._ended(there.owner, there.epoch)
+            record = book.records.get(key)
+            ended = record is not None and self._ended is not None and self._ended(record.owner, record.epoch)
             return book.reserve(key, claim, now_ns=now_ns, ended=ended)
 
         return self._change(self._shard(key), change)
@@ -151,7 +151,7 @@ class ReplicatedIdempotencyStore:
             state = tenure.state
             book = self._book(state.body)
             try:
-                after, said = change(book)
+                after, answer = change(book)
             except SubletError:
                 if fresh:
                     raise
@@ -159,7 +159,7 @@ class ReplicatedIdempotencyStore:
                 continue
             if after is book or after == book:
                 if fresh:
-                    return said
+                    return answer
                 tenure.close()
                 continue
             body = after.pack()
@@ -173,7 +173,7 @@ class ReplicatedIdempotencyStore:
             result = self.group.run(key, operation)
             match result:
                 case OperationDone():
-                    return said
+                    return answer
                 case OperationRefused(why=OutcomeReason.VERSION):
                     fresh = True  # the tenure has what was found just now; one that is over is opened anew
                 case OperationRefused() | OperationUnknown():
@@ -209,7 +209,7 @@ class ReplicatedIdempotencyStore:
             raise CheckpointFailed(f"{self._what()} holds something else ({error})", reason=UNKNOWN) from error
 
     def _epoch(self, epoch: Epoch | None) -> Epoch:
-        return asked_epoch(epoch if epoch is not None else self.epoch, "a reservation")
+        return checked_epoch(epoch if epoch is not None else self.epoch, "a reservation")
 
     def _check(self, key: str, fingerprint: str) -> None:
         for what, text in (("key", key), ("fingerprint", fingerprint)):

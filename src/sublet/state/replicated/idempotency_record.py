@@ -86,20 +86,20 @@ class Book:
         """``ended``: whether the lease of the key's owner is known to have ended."""
         if claim.step is not None and claim.step < self._floor(key):
             return self, Completed("", expired=True)
-        there = self.records.get(key)
-        if there is None:
+        record = self.records.get(key)
+        if record is None:
             return self._with(key, claim), New(key)
-        if there.fingerprint != claim.fingerprint:
-            return self, Conflict(there.fingerprint)
-        if there.outcome is not None:
-            return self, Completed(there.outcome)
-        if there.claimant == claim.claimant and there.epoch <= claim.epoch:
+        if record.fingerprint != claim.fingerprint:
+            return self, Conflict(record.fingerprint)
+        if record.outcome is not None:
+            return self, Completed(record.outcome)
+        if record.claimant == claim.claimant and record.epoch <= claim.epoch:
             return self._with(key, claim), New(key)
-        if claim.epoch < there.epoch:
-            raise StaleEpoch(f"{key} is reserved under epoch {there.epoch}, and {claim.epoch} is older")
-        if claim.epoch > there.epoch and (ended or now_ns >= there.until_ns):
+        if claim.epoch < record.epoch:
+            raise StaleEpoch(f"{key} is reserved under epoch {record.epoch}, and {claim.epoch} is older")
+        if claim.epoch > record.epoch and (ended or now_ns >= record.until_ns):
             return self._with(key, claim), New(key, took_over=True)
-        return self, Pending(there.owner, there.until_ns)
+        return self, Pending(record.owner, record.until_ns)
 
     def complete(self, key: str, claimant: str, epoch: Epoch, fingerprint: str, outcome: str) -> Book:
         """Only by its owner. A second time with the same outcome changes nothing."""
@@ -107,27 +107,27 @@ class Book:
             raise InvalidRequest(
                 f"an outcome of {len(outcome.encode())} bytes is too large", do=f"Keep it to {OUTCOME_MAX} bytes."
             )
-        there = self.records.get(key)
-        if there is None:
+        record = self.records.get(key)
+        if record is None:
             raise InvalidRequest(f"{key} was not reserved", do="Reserve it before doing it.")
-        if there.fingerprint != fingerprint:
+        if record.fingerprint != fingerprint:
             raise IdempotencyConflict(
                 f"{key} is in use for another fingerprint", do="Take another key for something else."
             )
-        if there.claimant != claimant or there.epoch != epoch:
+        if record.claimant != claimant or record.epoch != epoch:
             raise StaleEpoch(
-                f"{key} was taken over under epoch {there.epoch}", do="Leave it: its new owner completes it."
+                f"{key} was taken over under epoch {record.epoch}", do="Leave it: its new owner completes it."
             )
-        if there.outcome is not None:
-            if there.outcome != outcome:
+        if record.outcome is not None:
+            if record.outcome != outcome:
                 raise IdempotencyConflict(f"{key} was completed with another outcome", do="Leave it: it is done.")
             return self
-        return self._with(key, replace(there, outcome=outcome))
+        return self._with(key, replace(record, outcome=outcome))
 
     def release(self, key: str, claimant: str) -> Book:
         """Give a reservation back that was not used."""
-        there = self.records.get(key)
-        if there is None or there.claimant != claimant or there.outcome is not None:
+        entry = self.records.get(key)
+        if entry is None or entry.claimant != claimant or entry.outcome is not None:
             return self
         return Book({k: record for k, record in self.records.items() if k != key}, self.floors)
 

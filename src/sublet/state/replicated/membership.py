@@ -135,13 +135,13 @@ def _spread(replicas: ReplicaSet, tries: int) -> Generator[Step, object, None]:
 
 
 def _keys(joint: ReplicaSet, tries: int) -> Generator[Step, object, list[str]]:
-    heard: dict[str, set[str]] = {}
+    keys_by_replica: dict[str, set[str]] = {}
     for _ in range(tries):
         answer = yield Listing()
         assert isinstance(answer, dict)
-        heard |= answer
-        if joint.readable(heard):
-            return sorted(set().union(*heard.values()))
+        keys_by_replica |= answer
+        if joint.readable(keys_by_replica):
+            return sorted(set().union(*keys_by_replica.values()))
     raise CheckpointFailed(
         "too few replicas could list what they keep",
         do="Bring more of them back, then ask for the same change again: it goes on where it stopped.",

@@ -49,9 +49,9 @@ class MemoryReplica:
         with self._lock:
             self._check()
             self.asked += len(requests)
-            said = [self._one(key, request) for key, request in requests]
+            replies = [self._one(key, request) for key, request in requests]
             self._answer()
-            return said
+            return replies
 
     def _one(self, key: str, request: Request) -> Answer:
         if isinstance(request, Install):
@@ -63,12 +63,12 @@ class MemoryReplica:
         before = self._cells.get(key, EMPTY)
         packs = request.accepted.packs if isinstance(request, Accept) else ()
         missing = tuple(name for name in packs if (key, name) not in self._packs)
-        after, said = answer(before, self._known, request, missing)
+        after, reply = answer(before, self._known, request, missing)
         if after is not before:
             if self.full:
                 raise ReplicaFull("this replica was told to be full")
             self._cells[key] = after
-        return said
+        return reply
 
     def known(self) -> ReplicaSet | None:
         """The latest set that was installed."""

@@ -56,7 +56,7 @@ class QuorumRound:
         self.promised: Ballot | None = None
         """The highest ballot that stood against us."""
         self.foreign: Ballot | None = None
-        self._asked: dict[str, Prepare | Accept | Query] = {}
+        self._requests: dict[str, Prepare | Accept | Query] = {}
         self._repeats: dict[str, int] = {}
 
     @property
@@ -64,15 +64,15 @@ class QuorumRound:
         """Whether it came to an end."""
         raise NotImplementedError
 
-    def on_answer(self, replica: str, said: Answer) -> None:
+    def on_answer(self, replica: str, answer: Answer) -> None:
         """A replica answered."""
         if replica not in self.pending:
             return
-        match said:
+        match answer:
             case Behind():
-                self._again(replica, Install(self.replicas, self._asked[replica]))
+                self._again(replica, Install(self.replicas, self._requests[replica]))
             case MissingPacks(packs=packs):
-                self._again(replica, self._asked[replica], packs)
+                self._again(replica, self._requests[replica], packs)
             case Outdated(replicas=newer):
                 self.pending.discard(replica)
                 if self.newer is None or newer.generation > self.newer.generation:
@@ -89,7 +89,7 @@ class QuorumRound:
                 self._refused(replica, taken)
             case _:
                 self.pending.discard(replica)
-                self._answered(replica, said)
+                self._answered(replica, answer)
 
     def lost(self, replica: str) -> None:
         """No answer will come from it. Whether it did what it was asked is not known."""
@@ -98,7 +98,7 @@ class QuorumRound:
             self._silent(replica)
 
     def _ask(self, replica: str, request: Prepare | Accept | Query) -> None:
-        self._asked[replica] = request
+        self._requests[replica] = request
         self.pending.add(replica)
         self.out.append(SendToReplica(replica, request))
 
@@ -109,7 +109,7 @@ class QuorumRound:
         else:
             self.out.append(SendToReplica(replica, request, packs))
 
-    def _answered(self, replica: str, said: Answer) -> None:
+    def _answered(self, replica: str, answer: Answer) -> None:
         raise NotImplementedError
 
     def _refused(self, replica: str, taken: WriteStamp | None) -> None:
@@ -150,9 +150,9 @@ class Preparing(QuorumRound):
         """Whether that write is on a quorum already, as far as was heard."""
         return self.replicas.writable(_holders(self.promises, self.found)) if self.found is not None else True
 
-    def _answered(self, replica: str, said: Answer) -> None:
-        assert isinstance(said, BallotPromised)
-        self.promises[replica] = said.accepted
+    def _answered(self, replica: str, answer: Answer) -> None:
+        assert isinstance(answer, BallotPromised)
+        self.promises[replica] = answer.accepted
 
 
 class Writing(QuorumRound):
@@ -185,8 +185,8 @@ class Writing(QuorumRound):
         """Whether certainly no replica took it."""
         return not self.took and not self.doubtful and not self.pending
 
-    def _answered(self, replica: str, said: Answer) -> None:
-        assert isinstance(said, Took)
+    def _answered(self, replica: str, answer: Answer) -> None:
+        assert isinstance(answer, Took)
         self.took.add(replica)
 
     def _refused(self, replica: str, taken: WriteStamp | None) -> None:
@@ -207,7 +207,7 @@ class ReadRound(QuorumRound):
 
     def __init__(self, replicas: ReplicaSet) -> None:
         super().__init__(replicas)
-        self.heard_of: dict[str, AcceptedWrite | None] = {}
+        self.answers: dict[str, AcceptedWrite | None] = {}
         self.highest: Ballot | None = None
         """The highest promise that was heard of."""
         self.target: AcceptedWrite | None = None
@@ -219,7 +219,7 @@ class ReadRound(QuorumRound):
     @property
     def polled(self) -> bool:
         """Whether enough were heard to know the latest write."""
-        return self.replicas.readable(self.heard_of)
+        return self.replicas.readable(self.answers)
 
     @property
     def done(self) -> bool:
@@ -231,23 +231,23 @@ class ReadRound(QuorumRound):
         if self.done or self.overtaken:
             return True
         if not self.polled:
-            return not self.replicas.readable({*self.heard_of, *self.pending})
+            return not self.replicas.readable({*self.answers, *self.pending})
         return not self.replicas.writable(self.holders | self.pending)
 
-    def _answered(self, replica: str, said: Answer) -> None:
-        if isinstance(said, Took):
+    def _answered(self, replica: str, answer: Answer) -> None:
+        if isinstance(answer, Took):
             self.holders.add(replica)
             return
-        assert isinstance(said, Here)
-        self.heard_of[replica] = said.accepted
-        if said.promised is not None:
-            self.highest = said.promised if self.highest is None else max(self.highest, said.promised)
+        assert isinstance(answer, Here)
+        self.answers[replica] = answer.accepted
+        if answer.promised is not None:
+            self.highest = answer.promised if self.highest is None else max(self.highest, answer.promised)
         if not self.polled:
             return
-        latest = _latest(self.heard_of)
+        latest = _latest(self.answers)
         if self.target is None:
             self.target = latest
-            for other in self.heard_of:
+            for other in self.answers:
                 self._deliver(other)
         elif latest is not None and latest.stamp > self.target.stamp:
             self.overtaken = True
@@ -257,20 +257,20 @@ class ReadRound(QuorumRound):
     def _deliver(self, replica: str) -> None:
         if self.target is None:
             return
-        has = self.heard_of[replica]
+        has = self.answers[replica]
         if has is not None and has.stamp == self.target.stamp:
             self.holders.add(replica)
         elif replica not in self.pending:
             self._ask(replica, Accept(self.replicas.generation, self.target))
 
 
-def _latest(said: dict[str, AcceptedWrite | None]) -> AcceptedWrite | None:
-    found = [accepted for accepted in said.values() if accepted is not None]
+def _latest(answers: dict[str, AcceptedWrite | None]) -> AcceptedWrite | None:
+    found = [accepted for accepted in answers.values() if accepted is not None]
     return max(found, key=_stamp) if found else None
 
 
-def _holders(said: dict[str, AcceptedWrite | None], of: AcceptedWrite | None) -> set[str]:
-    return {r for r, has in said.items() if of is not None and has is not None and has.stamp == of.stamp}
+def _holders(answers: dict[str, AcceptedWrite | None], of: AcceptedWrite | None) -> set[str]:
+    return {r for r, has in answers.items() if of is not None and has is not None and has.stamp == of.stamp}
 
 
 def _stamp(accepted: AcceptedWrite) -> WriteStamp:

@@ -56,9 +56,9 @@ class Seats:
             raise InvalidRequest("a replica has two seats", do="Name every replica once.")
         check_quorums(len(self.members), self.read, self.write)
 
-    def readable(self, heard: Collection[str]) -> bool:
+    def readable(self, replicas: Collection[str]) -> bool:
         """Whether these are enough to ask."""
-        return self._seated(heard) >= self.read
+        return self._seated(replicas) >= self.read
 
     def writable(self, took: Collection[str]) -> bool:
         """Whether these are enough to have taken a write."""
@@ -88,9 +88,9 @@ class ReplicaSet:
         old = self.before.members if self.before is not None else ()
         return tuple(sorted({*self.now.members, *old}))
 
-    def readable(self, heard: Collection[str]) -> bool:
+    def readable(self, replicas: Collection[str]) -> bool:
         """A quorum to ask: of both, while there are both."""
-        return self.now.readable(heard) and (self.before is None or self.before.readable(heard))
+        return self.now.readable(replicas) and (self.before is None or self.before.readable(replicas))
 
     def writable(self, took: Collection[str]) -> bool:
         """A quorum that has taken a write: of both, while there are both."""

@@ -144,10 +144,10 @@ class RegisterOperation:
         out, self._phase.out = self._phase.out, []
         return out
 
-    def on_answer(self, turn: int, replica: str, said: Answer) -> None:
+    def on_answer(self, turn: int, replica: str, answer: Answer) -> None:
         """A replica answered."""
         if turn == self.turn and self._phase is not None:
-            self._phase.on_answer(replica, said)
+            self._phase.on_answer(replica, answer)
             self._check_phase()
 
     def lost(self, turn: int, replica: str) -> None:
@@ -416,8 +416,8 @@ class CarryOperation(_Writer):
         else:
             self._enter(ReadRound(self.view.replicas))
 
-    def on_answer(self, turn: int, replica: str, said: Answer) -> None:
-        super().on_answer(turn, replica, said)
+    def on_answer(self, turn: int, replica: str, answer: Answer) -> None:
+        super().on_answer(turn, replica, answer)
         if isinstance(self._phase, ReadRound) and self._phase.polled:
             self._on_read(self._phase)
 

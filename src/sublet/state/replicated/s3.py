@@ -151,11 +151,11 @@ class S3Replica:
             self._refresh()
         for _ in range(TRIES):
             place = self._cell_place(key)
-            there, tag = self._get(place)
-            before = _cell(there)
-            after, said = answer(before, self._known, request, self._missing(key, request))
-            if isinstance(said, Behind | Outdated):
-                return said
+            sealed, tag = self._get(place)
+            before = _cell(sealed)
+            after, reply = answer(before, self._known, request, self._missing(key, request))
+            if isinstance(reply, Behind | Outdated):
+                return reply
             if after is not before and not self._swap(place, tag, key, request.generation, after.pack()):
                 continue
             # The set may have changed while this was going on. The changing program lists the records only after that,
@@ -163,7 +163,7 @@ class S3Replica:
             self._refresh()
             if self._known is not None and self._known.generation > request.generation:
                 return Outdated(self._known)
-            return said
+            return reply
         raise ReplicaSilent(f"others keep writing the record of {key!r}")
 
     def known(self) -> ReplicaSet | None:
@@ -178,9 +178,9 @@ class S3Replica:
         with self._lock, self._mapped():
             found = []
             for place in self._list("cells/"):
-                there, _ = self._get(place)
-                if there is not None:
-                    found.append(there.key)
+                sealed, _ = self._get(place)
+                if sealed is not None:
+                    found.append(sealed.key)
             return sorted(found)
 
     # ---- packs ----
@@ -206,8 +206,8 @@ class S3Replica:
     def sweep(self, key: str, stamp: WriteStamp, names: Sequence[str]) -> int:
         """Remove these packs if the last write that was taken is this one and does not name them."""
         with self._lock, self._mapped():
-            there, _ = self._get(self._cell_place(key))
-            accepted = _cell(there).accepted
+            sealed, _ = self._get(self._cell_place(key))
+            accepted = _cell(sealed).accepted
             if accepted is None or accepted.stamp != stamp:
                 return 0
             gone = [name for name in names if name not in accepted.packs]
@@ -228,14 +228,14 @@ class S3Replica:
         for place in places:
             try:
                 with self._mapped():
-                    there, _ = self._get(place)
+                    sealed, _ = self._get(place)
             except ReplicaSilent as error:
                 found.append(f"{place}: {error.message}")
                 continue
-            accepted = _cell(there).accepted
-            if there is not None and accepted is not None:
-                lost = [pack for pack in accepted.packs if self.read_pack(there.key, pack) is None]
-                found += [f"{there.key}: the pack {pack} is missing or damaged" for pack in lost]
+            accepted = _cell(sealed).accepted
+            if sealed is not None and accepted is not None:
+                lost = [pack for pack in accepted.packs if self.read_pack(sealed.key, pack) is None]
+                found += [f"{sealed.key}: the pack {pack} is missing or damaged" for pack in lost]
         return found
 
     def close(self) -> None:
@@ -256,12 +256,12 @@ class S3Replica:
         if tag is None:
             raise ReplicaSilent("the store gave no ETag")
         try:
-            there = SealedObject.unpack(data)
+            sealed = SealedObject.unpack(data)
         except Garbled as error:
             raise ReplicaFaulty(f"{place} in the store is not what was written ({error})") from error
-        if there.identity != self.identity:
+        if sealed.identity != self.identity:
             raise ReplicaFaulty(f"{place} in the store is another replica's")
-        return there, tag
+        return sealed, tag
 
     def _swap(self, place: str, tag: str | None, key: str, generation: int, content: bytes) -> bool:
         """Put it if the object is still what it was; whether it is ours now."""
@@ -271,10 +271,10 @@ class S3Replica:
         if doubt is None:
             return True
         try:
-            there, _ = self._get(place)
+            sealed, _ = self._get(place)
         except self._obstore.exceptions.BaseError as error:
             raise ReplicaSilent("the store did not say whether a write took effect") from error
-        return there is not None and there.nonce == nonce
+        return sealed is not None and sealed.nonce == nonce
 
     def _put_if(self, place: str, tag: str | None, data: bytes) -> Exception | None:
         """None if it was done; else what was said, which may be wrong."""
@@ -290,8 +290,8 @@ class S3Replica:
     def _install(self, replicas: ReplicaSet) -> None:
         place = self._prefix + "set"
         for _ in range(TRIES):
-            there, tag = self._get(place)
-            known = ReplicaSet.unpack(there.content) if there is not None else None
+            sealed, tag = self._get(place)
+            known = ReplicaSet.unpack(sealed.content) if sealed is not None else None
             if known is not None and known.generation >= replicas.generation:
                 self._known = known
                 return
@@ -301,15 +301,15 @@ class S3Replica:
         raise ReplicaSilent("others keep installing sets")
 
     def _refresh(self) -> None:
-        there, _ = self._get(self._prefix + "set")
-        if there is not None:
-            self._known = ReplicaSet.unpack(there.content)
+        sealed, _ = self._get(self._prefix + "set")
+        if sealed is not None:
+            self._known = ReplicaSet.unpack(sealed.content)
 
     def _missing(self, key: str, request: Prepare | Accept | Query) -> tuple[str, ...]:
         if not isinstance(request, Accept) or not request.accepted.packs:
             return ()
-        there = {place.rpartition("/")[2] for place in self._list(f"packs/{folder_of(key)}/")}
-        return tuple(name for name in request.accepted.packs if name not in there)
+        present = {place.rpartition("/")[2] for place in self._list(f"packs/{folder_of(key)}/")}
+        return tuple(name for name in request.accepted.packs if name not in present)
 
     def _list(self, under: str) -> list[str]:
         return [meta["path"] for page in self._obstore.list(self._store, self._prefix + under) for meta in page]
@@ -374,10 +374,10 @@ class S3Replica:
         """Something is missing: is this still the replica it was?"""
         try:
             data = bytes(self._obstore.get(self._store, self._prefix + "replica").bytes())
-            there = SealedObject.unpack(data).identity
+            found = SealedObject.unpack(data).identity
         except (FileNotFoundError, Garbled) as error:
             raise ReplicaFaulty("the replica's objects are gone from the store") from error
-        if there != self.identity:
+        if found != self.identity:
             raise ReplicaFaulty("there is another replica under the prefix now")
 
     @contextmanager
@@ -392,8 +392,8 @@ class S3Replica:
             raise ReplicaFaulty(f"an object of the store is damaged ({error})") from error
 
 
-def _cell(there: SealedObject | None) -> ReplicaCell:
-    return ReplicaCell.unpack(there.content) if there is not None else EMPTY
+def _cell(sealed: SealedObject | None) -> ReplicaCell:
+    return ReplicaCell.unpack(sealed.content) if sealed is not None else EMPTY
 
 
 def _ignores(what: str) -> Unsupported:

@@ -28,7 +28,7 @@ class ReplicaRequest:
     key: str
     send: SendToReplica
     turn: int
-    told: queue.SimpleQueue[ReplicaReply]
+    replies: queue.SimpleQueue[ReplicaReply]
     supply: Callable[[str, str], bytes | None]
 
 
@@ -59,7 +59,7 @@ class ReplicaThread:
         """Have it asked; the answer comes in the request's queue."""
         with self._gate:
             if self._waiting > WAITING_MAX:
-                request.told.put((request.turn, self.identity, None))
+                request.replies.put((request.turn, self.identity, None))
                 return
             if self._quick is not None and not self._waiting and not request.send.packs:
                 try:
@@ -68,7 +68,7 @@ class ReplicaThread:
                     self._deliver([request], None, error)
                     return
                 if started is not None and not started.unsettled:
-                    self._deliver([request], started.said)
+                    self._deliver([request], started.replies)
                     return
                 if started is not None:
                     self._waiting += 1
@@ -119,19 +119,19 @@ class ReplicaThread:
     def _finish(self, request: ReplicaRequest, started: StartedRequests) -> None:
         assert self._quick is not None
         try:
-            said = self._quick.finish(started)
+            replies = self._quick.finish(started)
         except ReplicaSilent as error:
             self._done(1)
             self._deliver([request], None, error)
         else:
             self._done(1)
-            self._deliver([request], said)
+            self._deliver([request], replies)
 
     def _carry_out(self, batch: list[ReplicaRequest]) -> None:
         try:
             for request in batch:
                 self._put_packs(request)
-            said = self.replica.ask([(request.key, request.send.request) for request in batch])
+            replies = self.replica.ask([(request.key, request.send.request) for request in batch])
         except ReplicaSilent as error:
             self._done(len(batch))
             self._deliver(batch, None, error)
@@ -140,20 +140,20 @@ class ReplicaThread:
             self._deliver(batch, None, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}"))
         else:
             self._done(len(batch))
-            self._deliver(batch, said)
+            self._deliver(batch, replies)
 
     def _done(self, count: int) -> None:
         with self._gate:
             self._waiting -= count
 
     def _deliver(
-        self, batch: list[ReplicaRequest], said: Sequence[Answer] | None, error: ReplicaSilent | None = None
+        self, batch: list[ReplicaRequest], replies: Sequence[Answer] | None, error: ReplicaSilent | None = None
     ) -> None:
         self.health = ReplicaHealth.HEALTHY if error is None else error.health
         self.detail = "" if error is None else error.message
-        answers = said if said is not None else [None] * len(batch)
+        answers = replies if replies is not None else [None] * len(batch)
         for request, answer in zip(batch, answers, strict=True):
-            request.told.put((request.turn, self.identity, answer))
+            request.replies.put((request.turn, self.identity, answer))
 
     def _put_packs(self, request: ReplicaRequest) -> None:
         for name in request.send.packs:

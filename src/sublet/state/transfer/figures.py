@@ -36,7 +36,7 @@ FIRST_NUMBER: Final = 1 << 32
 """Above all numbers that a pickler gives."""
 PARTS_BITS: Final = 24
 
-_here = threading.local()
+_local = threading.local()
 
 
 class FigurePickle:
@@ -307,12 +307,12 @@ class assembling:  # noqa: N801 - a context manager
         self._outer: Assembly | None = None
 
     def __enter__(self) -> Assembly:
-        self._outer = getattr(_here, "assembly", None)
-        _here.assembly = self._assembly
+        self._outer = getattr(_local, "assembly", None)
+        _local.assembly = self._assembly
         return self._assembly
 
     def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
-        _here.assembly = self._outer
+        _local.assembly = self._outer
         if kind is not None:
             self._assembly.undo()
 
@@ -321,24 +321,24 @@ class assembling:  # noqa: N801 - a context manager
 
 
 def figure(kind: type) -> Any:
-    return _here.assembly.figure(kind)
+    return _local.assembly.figure(kind)
 
 
 def fill_figure(value: Any, state: tuple[tuple[bytes, ...], list[Any]]) -> None:
-    _here.assembly.fill(value, *state)
+    _local.assembly.fill(value, *state)
 
 
 def set_figure(value: Any, state: dict[str, Any]) -> None:
-    _here.assembly.set_figure(value, state)
+    _local.assembly.set_figure(value, state)
 
 
 def part_of(value: Any, kind: type, number: int) -> Any:
-    return _here.assembly.part_of(value, kind, number)
+    return _local.assembly.part_of(value, kind, number)
 
 
 def part(kind: type, number: int) -> Any:
-    return _here.assembly.part(kind, number)
+    return _local.assembly.part(kind, number)
 
 
 def outside(number: int) -> Any:
-    return _here.assembly.outside(number)
+    return _local.assembly.outside(number)

@@ -81,9 +81,9 @@ def named(value: object, error: Exception, rules: EncodingRules, *, roots: bool 
     found = blockers(value, rules, roots=roots)
     if not found:
         if isinstance(error, RecursionError):
-            said = f"{root} is nested too deeply to be saved or sent"
+            message = f"{root} is nested too deeply to be saved or sent"
             return Unpicklable(
-                said, path=root, what="nested too deeply", do="Make it flatter: a list instead of a chain."
+                message, path=root, what="nested too deeply", do="Make it flatter: a list instead of a chain."
             )
         found = [Blocker(root, describe(value), str(error))]
     first, *others = found
@@ -126,14 +126,14 @@ def describe(value: object, error: BaseException | None = None) -> str:
         return PLAIN_NAMES[name]
     if isinstance(value, types.FunctionType | type):
         return f"{value.__module__}.{value.__qualname__}"
-    said = f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {name}"
+    words = f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {name}"
     text = str(error or "cannot be pickled")
     if f"cannot pickle '{kind.__qualname__}'" in text or "cannot be pickled" in text:
-        return said
+        return words
     first, *others = text.splitlines() or [""]
     if others or len(first) > REASON_MAX:
         first = first[: REASON_MAX - 1].rstrip() + "…"
-    return f"{said} ({type(error).__name__}: {first})"
+    return f"{words} ({type(error).__name__}: {first})"
 
 
 class _Enough(Exception):
@@ -186,7 +186,7 @@ def path_of(chain: Sequence[object], root: str) -> str:
             step = function_step(parent, held)
         else:
             step = next(
-                (said for piece in reversed(pieces) if (said := step_to(piece, held, parent)) is not None), None
+                (found for piece in reversed(pieces) if (found := step_to(piece, held, parent)) is not None), None
             )
         if step is None:
             pieces.append(held)
@@ -272,7 +272,7 @@ def own_attributes(holder: object) -> list[tuple[str, Any]]:
 
 def short(value: object) -> str:
     try:
-        said = repr(value)
+        text = repr(value)
     except Exception:  # noqa: BLE001 - an object's own __repr__ may raise anything
-        said = f"<{type(value).__qualname__}>"
-    return said if len(said) <= 40 else said[:37] + "…'"
+        text = f"<{type(value).__qualname__}>"
+    return text if len(text) <= 40 else text[:37] + "…'"

@@ -160,7 +160,7 @@ class EncodingRules:
         """What was encoded by those is one of these values."""
 
     @property
-    def was_asked(self) -> bool:
+    def has_met_objects(self) -> bool:
         """Whether anything was met that is no number, text or plain container."""
         return bool(self._rules)
 
@@ -920,10 +920,10 @@ def _parameters_of(kind: type) -> tuple[Any, Any] | None:
     """Of a model of pydantic that is a generic one with parameters, as ``Box[int]`` is: that one, and the parameters.
     Pydantic keeps those that it has made, so ``Box[int]`` is the same class wherever a program writes it; one that was
     put together by value would be another."""
-    said = vars(kind).get("__pydantic_generic_metadata__")
-    if not isinstance(said, dict) or said.get("origin") is None:
+    metadata = vars(kind).get("__pydantic_generic_metadata__")
+    if not isinstance(metadata, dict) or metadata.get("origin") is None:
         return None
-    return said["origin"], said["args"]
+    return metadata["origin"], metadata["args"]
 
 
 def _is_pickled_as(kind: type, base: type) -> bool:
@@ -1033,8 +1033,8 @@ def loaded(name: str) -> Any:
 
 def behind(proxy: Any) -> Any:
     """The mapping that a mapping proxy shows; it is not said otherwise."""
-    asked = _Behind()
-    return asked.found if proxy == asked and asked.found is not None else dict(proxy)
+    probe = _Behind()
+    return probe.found if proxy == probe and probe.found is not None else dict(proxy)
 
 
 def attributes_of_frame(value: Any) -> dict[str, Any]:
