@@ -52,7 +52,7 @@ class Attendance:
         """Of the guest's main process, once it is known."""
         self.reason: str | None = None
         """Why it was ended, if it did not end by itself."""
-        self.told: str | None = None
+        self.grace_reason: str | None = None
         """The end that was announced with a SIGTERM and not called off."""
         self.lost: SubletError | None = None
         """Why the connection broke before the guest was gone."""
@@ -84,10 +84,10 @@ class Attendance:
 
     def attach(self, *, offset: int = 0, follow: bool = True, lossless: bool = True) -> None:
         """Begin with its output from this offset on."""
-        asked = message(
+        request = message(
             "Attach", guest=self._guest, offset=offset, follow=follow, stdin=self._takes_input, lossless=lossless
         )
-        attached = read(self._conversation.call(asked).body)
+        attached = read(self._conversation.call(request).body)
         self._channel = int(attached["output"])
         self._link.grant(self._channel, WINDOW)
         if self.is_onlooker and attached["view"]["tenant"] != _LOCAL_TENANT:
@@ -158,9 +158,9 @@ class Attendance:
             case "exited" | "gone":
                 self._saw(news)
             case "notice" if news.get("reason") == "expired":  # this one came with a SIGTERM
-                self.told = "expired"
+                self.grace_reason = "expired"
             case "spared":
-                self.told = None
+                self.grace_reason = None
             case "gap":
                 self._err.write(f"sublet: {news.get('detail', '')}{self._line_end}".encode())
             case _:

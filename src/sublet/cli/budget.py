@@ -60,8 +60,8 @@ def credit(
 
     Leases that had notice because it was used up stay. The next window begins with the amount of the budget alone.
     """
-    asked = CommandOffice.request_id() if request_id is None else request_id
-    body = {"amount": amount, "currency": currency, "request_id": asked, **_which(tenant, group, per)}
+    credit_id = CommandOffice.request_id() if request_id is None else request_id
+    body = {"amount": amount, "currency": currency, "request_id": credit_id, **_which(tenant, group, per)}
     try:
         answer: Json = CommandOffice.reach().post("/v1/budgets/credit", body)
     except NoOffice:
@@ -69,7 +69,7 @@ def credit(
     except Disconnected as error:
         raise Disconnected(
             f"{error.message}; whether the credit counts is not known",
-            do=f"Repeat the command with --request-id {asked}: then it counts once.",
+            do=f"Repeat the command with --request-id {credit_id}: then it counts once.",
         ) from error
     return _print_result(answer, "has credit", as_json)
 

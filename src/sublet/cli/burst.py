@@ -268,8 +268,8 @@ def _script(where: str) -> Any:
 
 
 def _module(where: str) -> Any:
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
@@ -391,17 +391,17 @@ class _Watch:
             self._write(self._metrics, self._total or self._metrics.chunks_done)
 
     def text(self) -> str:
-        told = self._metrics
+        metrics = self._metrics
         of = "" if self._total is None else f"/{self._total}"
-        parts = [f"{told.chunks_done}{of} chunks"]
-        parts += [f"{told.chunks_retry_total} retried"] * bool(told.chunks_retry_total)
-        parts += [f"{told.chunks_failed} failed"] * bool(told.chunks_failed)
-        parts.append(f"{told.cpu_leases_active} of {plural(self._want, 'lease')}")
-        fresh = told.chunks_succeeded
+        parts = [f"{metrics.chunks_done}{of} chunks"]
+        parts += [f"{metrics.chunks_retry_total} retried"] * bool(metrics.chunks_retry_total)
+        parts += [f"{metrics.chunks_failed} failed"] * bool(metrics.chunks_failed)
+        parts.append(f"{metrics.cpu_leases_active} of {plural(self._want, 'lease')}")
+        fresh = metrics.chunks_succeeded
         if self._total is not None and fresh and self._now_ns > self._began_ns:
-            left_s = round((self._total - told.chunks_done) * (self._now_ns - self._began_ns) / 1e9 / fresh)
+            left_s = round((self._total - metrics.chunks_done) * (self._now_ns - self._began_ns) / 1e9 / fresh)
             parts += [f"{seconds(left_s)} left"] * bool(left_s)
-        if not told.cpu_leases_active and self._capacity:
+        if not metrics.cpu_leases_active and self._capacity:
             parts.append("waiting for a free core")
         return " · ".join(parts)
 
@@ -437,8 +437,8 @@ def _written(results: Any, out: str | None, line: LiveLine) -> list[ChunkFailed]
             if isinstance(value, ChunkFailed):
                 failures.append(value)
                 if bad is not None:
-                    told = {"index": place, "reason": value.reason.value, "detail": value.detail}
-                    bad.write(json.dumps(told) + "\n")
+                    failure = {"index": place, "reason": value.reason.value, "detail": value.detail}
+                    bad.write(json.dumps(failure) + "\n")
                 continue
             text = json.dumps({"index": place, "result": _plain(value)}, default=_as_text)
             if out is None and line.live:

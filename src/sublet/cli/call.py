@@ -104,10 +104,10 @@ class CommandOffice:
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, object], patience: float
     ) -> Any:
-        asked = {key: value for key, value in query.items() if value is not None}
+        given = {key: value for key, value in query.items() if value is not None}
         call = HttpCall(
             method=method,
-            path=f"{path}?{urlencode(asked)}" if asked else path,
+            path=f"{path}?{urlencode(given)}" if given else path,
             # What was not said is not sent, so the office's defaults are in one place.
             body=None if body is None else json.dumps({k: v for k, v in body.items() if v is not None}).encode(),
             timeout_s=REQUEST_S + patience,

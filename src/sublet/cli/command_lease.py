@@ -190,9 +190,9 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> CommandLease:
     from sublet.wire.decoders import convert_to
     from sublet.wire.http import AcquireRequest, GrantAnswer
 
-    asked = convert_to({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
+    acquire = convert_to({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
     with LiveLine() as line, _patient_hooks(line) as hooks, raised_by_signals(lambda number: SystemExit(128 + number)):
-        grant = CommandOffice.reach().run(OfficeOperations(SystemClock()).acquire(asked, hooks))
+        grant = CommandOffice.reach().run(OfficeOperations(SystemClock()).acquire(acquire, hooks))
     try:
         token = token_of(direct, grant.view.id)
     except BaseException:
@@ -200,7 +200,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> CommandLease:
             direct.ask("POST", f"/v1/leases/{grant.view.id}/release", {"request_id": f"cli-{os.urandom(12).hex()}"})
         raise
     answer = msgspec.json.encode(GrantAnswer(lease=grant.view, token=token))
-    return CommandLease(direct, answer, grant.sent_ns, token, asked.renew)
+    return CommandLease(direct, answer, grant.sent_ns, token, acquire.renew)
 
 
 @contextlib.contextmanager

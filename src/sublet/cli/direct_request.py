@@ -146,5 +146,5 @@ class Direct:
         return self._sock
 
     def _lost(self, why: BaseException, *, sent: bool) -> SubletError:
-        said = "in time" if isinstance(why, TimeoutError) else f"({getattr(why, 'strerror', None) or why})"
-        return Disconnected(f"the office at {self._path} did not answer {said}", sent=sent)
+        reason = "in time" if isinstance(why, TimeoutError) else f"({getattr(why, 'strerror', None) or why})"
+        return Disconnected(f"the office at {self._path} did not answer {reason}", sent=sent)

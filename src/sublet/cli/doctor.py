@@ -133,17 +133,17 @@ def _safely(subject: str, check: Callable[[], tuple[str, str] | tuple[str, str, 
 
 
 def _check_platform() -> tuple[str, str] | tuple[str, str, str]:
-    said = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    platform_text = f"{platform.system()} {platform.release()}, {platform.machine()}"
     if sys.platform != "linux":
-        return "broken", said, "An office runs on Linux; from here, set SUBLET_URL to one that runs elsewhere."
-    return "ok", said
+        return "broken", platform_text, "An office runs on Linux; from here, set SUBLET_URL to one that runs elsewhere."
+    return "ok", platform_text
 
 
 def _check_python() -> tuple[str, str] | tuple[str, str, str]:
-    said = f"{platform.python_version()} at {sys.executable}"
+    python_text = f"{platform.python_version()} at {sys.executable}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return "broken", said, "Sublet is made for Python 3.11 to 3.13."
-    return "ok", said
+        return "broken", python_text, "Sublet is made for Python 3.11 to 3.13."
+    return "ok", python_text
 
 
 def _check_sqlite() -> tuple[str, str] | tuple[str, str, str]:
@@ -220,12 +220,12 @@ def _check_disk() -> tuple[str, str] | tuple[str, str, str]:
         return "broken", f"{what} at {folder}: nothing can be written", _FULL_DO
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
-    said = f"{format_size(free)} free, a sync takes {took * 1000:.1f} ms"
+    text = f"{format_size(free)} free, a sync takes {took * 1000:.1f} ms"
     if free < DISK_FREE_MIN:
-        return "note", said, "When the disk is full no new lease is granted: make room on it."
+        return "note", text, "When the disk is full no new lease is granted: make room on it."
     if took > SYNC_SLOW_S:
-        return "note", said, "Each grant waits for a sync: put SUBLET_HOME on a faster disk."
-    return "ok", said
+        return "note", text, "Each grant waits for a sync: put SUBLET_HOME on a faster disk."
+    return "ok", text
 
 
 def _check_office() -> tuple[str, str] | tuple[str, str, str]:

@@ -51,12 +51,12 @@ CheckResult = tuple[str, str] | tuple[str, str, str]
 
 def check_machine(root: str = "/") -> CheckResult:
     """What this process may use, and of how much."""
-    cores, there = usable_cores(root), os.cpu_count() or 1
+    cores, all_cores = usable_cores(root), os.cpu_count() or 1
     memory, whole = memory_bytes(root), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    said = f"{plural(cores, 'core')}, {format_size(memory)} of memory"
-    if cores < there or memory < whole:
-        said += f" (of the machine's {there} and {format_size(whole)})"
-    return "ok", said
+    text = f"{plural(cores, 'core')}, {format_size(memory)} of memory"
+    if cores < all_cores or memory < whole:
+        text += f" (of the machine's {all_cores} and {format_size(whole)})"
+    return "ok", text
 
 
 def check_locks() -> CheckResult:
@@ -107,13 +107,13 @@ def nvidia_cards_on_the_bus(root: str = "/") -> int:
 
 def _cards(found: Survey, root: str) -> CheckResult:
     if found.troubles:
-        said = "; ".join(trouble.message for trouble in found.troubles)
+        text = "; ".join(trouble.message for trouble in found.troubles)
         well = f" ({plural(len(found.cards), 'other')} can be lent)" if found.cards else ""
-        return "broken", said + well, found.troubles[0].do
+        return "broken", text + well, found.troubles[0].do
     if not found.driver:
-        there = nvidia_cards_on_the_bus(root)
-        if there:
-            cards = f"{plural(there, 'NVIDIA card')} on the bus"
+        on_bus = nvidia_cards_on_the_bus(root)
+        if on_bus:
+            cards = f"{plural(on_bus, 'NVIDIA card')} on the bus"
             return "note", f"{cards}, and no driver for it: host devices (CPU standing in)", "Install NVIDIA's driver."
         return "note", "no NVIDIA driver: host devices (CPU standing in for cards)"
     models: dict[str, int] = {}
@@ -155,8 +155,8 @@ def _in_use(readings: list[CardReading], sees: bool | None = None) -> CheckResul
         used = [f"{format_size(r.used)} of {r.uuid}" for r in readings if r.used]
         why = "processes cannot be told apart from inside this container"
         return "note", f"{why}; in use: {', '.join(used) or 'nothing'}"
-    said = [f"{reading.uuid}: {_who(reading)}" for reading in readings if reading.processes or reading.used]
-    return ("note", "; ".join(said)) if said else ("ok", "no process uses a card")
+    uses = [f"{reading.uuid}: {_who(reading)}" for reading in readings if reading.processes or reading.used]
+    return ("note", "; ".join(uses)) if uses else ("ok", "no process uses a card")
 
 
 def _who(reading: CardReading) -> str:
@@ -172,14 +172,14 @@ def _who(reading: CardReading) -> str:
 def _partitions(found: Survey) -> CheckResult:
     if not found.split:
         return "ok", "no card is split (MIG)"
-    said = []
+    parts = []
     for uuid in found.split:
         sizes = [format_size(card.capacity) for card in found.cards if card.physical == uuid]
-        said.append(f"{uuid}: {', '.join(sizes) or 'no instance'}")
+        parts.append(f"{uuid}: {', '.join(sizes) or 'no instance'}")
     empty = any(all(card.physical != uuid for card in found.cards) for uuid in found.split)
     if empty:
-        return "note", "; ".join(said), "A split card without instances is not lent: make some (nvidia-smi mig)."
-    return "ok", f"{'; '.join(said)}, for those who ask for exclusivity partition"
+        return "note", "; ".join(parts), "A split card without instances is not lent: make some (nvidia-smi mig)."
+    return "ok", f"{'; '.join(parts)}, for those who ask for exclusivity partition"
 
 
 def _of_the_office(found: Survey) -> CheckResult:
@@ -268,12 +268,12 @@ def _caps() -> LeaseCaps:
 
 def _versions(found: Survey, cuda: int) -> CheckResult:
     compiler = nvrtc.version()
-    said = [f"driver {found.driver}" + (f" (CUDA {dotted(cuda)})" if cuda else "")]
-    said.append(f"NVRTC {compiler[0]}.{compiler[1]}" if compiler else "no NVRTC")
+    parts = [f"driver {found.driver}" + (f" (CUDA {dotted(cuda)})" if cuda else "")]
+    parts.append(f"NVRTC {compiler[0]}.{compiler[1]}" if compiler else "no NVRTC")
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            said.append(f"{package} {importlib.metadata.version(package)}")
-    text = ", ".join(said)
+            parts.append(f"{package} {importlib.metadata.version(package)}")
+    text = ", ".join(parts)
     if compiler and cuda and compiler[0] > cuda // 1000:
         do = (
             f"CUDA C++ and Warp in a GpuSession need a driver of CUDA {compiler[0]}.0 or later; PTX, cubins, PyTorch "
@@ -285,15 +285,15 @@ def _versions(found: Survey, cuda: int) -> CheckResult:
 
 def _surroundings(tried: dict[str, Rehearsal]) -> CheckResult:
     """What is between this process and the cards."""
-    said = ["the machine's own processes" if sees_all_processes() else "inside a container (pids of its own)"]
-    said.append("pids of the driver are ours" if any(one.shows_pids for one in tried.values()) else "")
-    said.append("WSL" if _is_wsl() else "")
+    parts = ["the machine's own processes" if sees_all_processes() else "inside a container (pids of its own)"]
+    parts.append("pids of the driver are ours" if any(one.shows_pids for one in tried.values()) else "")
+    parts.append("WSL" if _is_wsl() else "")
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS)
     mps = os.path.exists(Path(pipe, "control"))
-    said.append(f"an MPS server at {pipe}" if mps else "no MPS")
+    parts.append(f"an MPS server at {pipe}" if mps else "no MPS")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    said.append("" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} (an office does not heed it)")
-    text = ", ".join(filter(None, said))
+    parts.append("" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} (an office does not heed it)")
+    text = ", ".join(filter(None, parts))
     if mps:
         return (
             "note",
@@ -359,16 +359,16 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability], befo
     modes = [] if tried.compute_mode < 0 else [f"compute mode {_MODES[min(tried.compute_mode, 3)]}"]
     modes += [] if tried.persistence < 0 else [f"persistence {'on' if tried.persistence else 'off'}"]
     modes += ["a desktop draws on it"] if tried.draws else []
-    said = "; ".join([f"{what}: {lent}", *may, *([", ".join(modes)] if modes else []), f"tried: {steps}"])
+    text = "; ".join([f"{what}: {lent}", *may, *([", ".join(modes)] if modes else []), f"tried: {steps}"])
     if tried.compute_mode in ONE_PROCESS:
         do = "In this mode only one process computes on a card: `nvidia-smi -c DEFAULT` lets a lease have several."
-        return "note", said, do
-    return "ok", said
+        return "note", text, do
+    return "ok", text
 
 
 def _suspends(can: Ability) -> str:
     """For guests of tenant local, and for others."""
-    said = _SUSPENDS[can.local] + (f" ({can.why})" if can.why else "")
+    text = _SUSPENDS[can.local] + (f" ({can.why})" if can.why else "")
     if can.local is Suspend.NONE:
-        return said
-    return f"{said}; {_WALLED[can.walled]}" + (f" ({can.walled_why})" if can.walled_why else "")
+        return text
+    return f"{text}; {_WALLED[can.walled]}" + (f" ({can.walled_why})" if can.walled_why else "")

@@ -82,8 +82,8 @@ def _in_scope(booted: str) -> list[CgroupFinding] | None:
         return None
     argv = [*prefix, sys.executable, "-I", "-S", "-c", _IN_SCOPE, package_folder(), _name()]
     try:
-        told = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=SCOPE_S, check=True).stdout
-        return [CgroupFinding(*said) for said in json.loads(told)]
+        output = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=SCOPE_S, check=True).stdout
+        return [CgroupFinding(*fields) for fields in json.loads(output)]
     except (OSError, ValueError, TypeError, subprocess.SubprocessError):  # refused, or something else was run
         return None
 
@@ -114,10 +114,12 @@ def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
 def _group_checks() -> dict[str, Check]:
     from sublet.node.agent.scope import BOOTED
 
-    return {f"guests: {said.part}": partial(_check_result, said) for said in _in_scope(BOOTED) or _here()}
+    return {
+        f"guests: {finding.part}": partial(_check_result, finding) for finding in _in_scope(BOOTED) or _own_findings()
+    }
 
 
-def _here() -> list[CgroupFinding]:
+def _own_findings() -> list[CgroupFinding]:
     """The same where this process is: a supervisor without a scope is below it."""
     from sublet.node.processes.cgroups import Groups
 
@@ -188,11 +190,11 @@ def _wall_checks() -> dict[str, Check]:
     }
 
 
-def _check_result(said: CgroupFinding) -> tuple[str, str] | tuple[str, str, str]:
-    text = _shortened(said.text)
-    if said.is_active:
+def _check_result(finding: CgroupFinding) -> tuple[str, str] | tuple[str, str, str]:
+    text = _shortened(finding.text)
+    if finding.is_active:
         return "ok", text
-    text += _INSTEAD.get(said.part, "")
+    text += _INSTEAD.get(finding.part, "")
     if "Sublet does not load" in text:  # no process can have it there
         return "note", text
     if os.geteuid() == 0 and "no hierarchy" in text:

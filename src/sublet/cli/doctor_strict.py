@@ -165,8 +165,8 @@ def _check_limits() -> tuple[str, str] | tuple[str, str, str]:
                 f"one tenant may have {own} of the {most} that {office} allows all",
                 f"Set {tenant} to less than half of that in {path}, then `sublet policy apply`.",
             )
-    said = f"{len(tenants) - len(free)} hold for a tenant without any of its own (`sublet policy show`)"
-    return "ok", said + (f"; none for {', '.join(free)}: one may have all that is free" if free else "")
+    text = f"{len(tenants) - len(free)} hold for a tenant without any of its own (`sublet policy show`)"
+    return "ok", text + (f"; none for {', '.join(free)}: one may have all that is free" if free else "")
 
 
 def _check_reserve() -> tuple[str, str] | tuple[str, str, str]:

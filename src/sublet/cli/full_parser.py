@@ -72,7 +72,7 @@ def first_completed_word(env: Mapping[str, str]) -> str:
 
 def _usage_error(error: typer.TyperException, words: Sequence[str]) -> UsageError:
     """Typer's message in our form, with what may be meant where other tools call it so."""
-    said, see = error.format_message().rstrip("."), f"See `{_help_for(words)}`."
+    message, see = error.format_message().rstrip("."), f"See `{_help_for(words)}`."
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and option is not None and (found := find(words)) is not None:
         flags = [flag for param in load(found[0]).params if isinstance(param.spec, Opt) for flag in param.spec.flags]
@@ -80,9 +80,9 @@ def _usage_error(error: typer.TyperException, words: Sequence[str]) -> UsageErro
         hint = option_hint(typed.partition("=")[0], flags) or option_hint(option, flags)
         if hint:
             return UsageError(f"`{found[0]}` has no option {typed.partition('=')[0]}", do=f"{hint} {see}")
-    if said.startswith("No such command") and (hint := command_hint(words, COMMANDS, GROUPS)):
+    if message.startswith("No such command") and (hint := command_hint(words, COMMANDS, GROUPS)):
         return UsageError(f"no such command '{' '.join(words[: 2 if words[0] in GROUPS else 1])}'", do=hint)
-    return UsageError(said[:1].lower() + said[1:], do=see)
+    return UsageError(message[:1].lower() + message[1:], do=see)
 
 
 class _Command(TyperCommand):
@@ -202,9 +202,9 @@ def _alone(command: DeclaredCommand) -> Callable[..., int]:
     def call(context: typer.Context, **raw: Any) -> int:
         return run(**raw) if context.invoked_subcommand is None else 0
 
-    said = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameter = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     own = inspect.signature(run)
-    call.__signature__ = own.replace(parameters=[said, *own.parameters.values()])  # type: ignore[attr-defined]
+    call.__signature__ = own.replace(parameters=[parameter, *own.parameters.values()])  # type: ignore[attr-defined]
     call.__annotations__ = {**run.__annotations__, "context": typer.Context}
     return call
 

@@ -161,8 +161,8 @@ def with_what_was_lost(attendance: Attendance, code: int) -> int:
     """The exit status once more: output that could not be written here is no success, and is said."""
     if not attendance.unwritten:
         return code
-    said = f"output of the command could not be written: {attendance.unwritten}"
-    print_error(SubletError(said, do="Make room, and run it again."), as_json=False)
+    message = f"output of the command could not be written: {attendance.unwritten}"
+    print_error(SubletError(message, do="Make room, and run it again."), as_json=False)
     return FAILED if code in (0, _SIGPIPE) else code  # with that signal we have ended the command
 
 

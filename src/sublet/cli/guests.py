@@ -197,7 +197,7 @@ def _row(view: Json) -> list[str]:
 
 
 def _state(view: Json) -> str:
-    said = str(view["state"])
+    text = str(view["state"])
     if view["exit_code"] >= 0:
-        said += f", exit {view['exit_code']}"
-    return f"{said}: {view['reason']}" if view["reason"] else said
+        text += f", exit {view['exit_code']}"
+    return f"{text}: {view['reason']}" if view["reason"] else text

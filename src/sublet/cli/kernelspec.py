@@ -45,8 +45,8 @@ def install(
     """
     from sublet.notebook import kernel_mode
 
-    asked = (("--vram", vram), ("--gpus", gpus), ("--ttl", ttl), ("--tier", tier), ("--wait", waiting))
-    words = [word for flag, value in asked if value is not None for word in (flag, value)] + ["--shared"] * shared
+    given = (("--vram", vram), ("--gpus", gpus), ("--ttl", ttl), ("--tier", tier), ("--wait", waiting))
+    words = [word for flag, value in given if value is not None for word in (flag, value)] + ["--shared"] * shared
     called = name or DEFAULT
     folder = kernel_mode.install(called, words, user=user, prefix=prefix)
     print(f"The kernel is there: “{kernel_mode.kernel_json(words)['display_name']}”, in {folder}.")

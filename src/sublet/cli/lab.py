@@ -108,18 +108,18 @@ def _office() -> Iterator[None]:
     office = CommandOffice.reach(start=False)
     try:
         office.get("/v1/hello")
-        was_there = True
+        was_running = True
     except NoOffice:
-        was_there = False
+        was_running = False
     office = CommandOffice.reach()
-    there = office.get("/v1/status")["devices"]
-    devices = [device for device in there if device["kind"] == Kind.GPU and device["state"] != SliceState.LOST]
+    all_devices = office.get("/v1/status")["devices"]
+    devices = [device for device in all_devices if device["kind"] == Kind.GPU and device["state"] != SliceState.LOST]
     kind = "host device, no GPU" if all(device["host"] for device in devices) else "GPU"
-    print(f"The office {'is up already' if was_there else 'is up'}: {plural(len(devices), 'device')} ({kind}).")
+    print(f"The office {'is up already' if was_running else 'is up'}: {plural(len(devices), 'device')} ({kind}).")
     try:
         yield
     finally:
-        if not was_there:
+        if not was_running:
             _end(office)
 
 
@@ -147,15 +147,15 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
     if os.geteuid() == 0:
         words.append("--allow-root")
     log, ours = _log(), os.getpid()
-    with open(log, "wb") as said:
+    with open(log, "wb") as output:
         # A session of its own: Ctrl-C is for us, and JupyterLab would ask whether it was meant. It ends with us, even
         # if we are killed.
         process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *words],
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
             preexec_fn=lambda: set_pdeathsig(signal.SIGTERM, ours),  # noqa: PLW1509 - there are no threads
         )
@@ -188,10 +188,10 @@ def _address(process: subprocess.Popen[bytes], opened: str, log: Path) -> str:
     until_s = time.monotonic() + START_S
     while True:
         with contextlib.suppress(OSError, ValueError):  # not there, not yet whole, or not yet listening
-            said: dict[str, Any] = json.loads(facts.read_text())
-            socket.create_connection((said["hostname"], said["port"]), LISTENS_S).close()
+            server: dict[str, Any] = json.loads(facts.read_text())
+            socket.create_connection((server["hostname"], server["port"]), LISTENS_S).close()
             path = f"lab/tree/{quote(opened)}" if opened else "lab"
-            return f"{said['url']}{path}?token={said['token']}"
+            return f"{server['url']}{path}?token={server['token']}"
         if process.poll() is not None:
             raise Disconnected(f"JupyterLab ended as it began{_last(log)}", do=f"All it said is in {log}.")
         if time.monotonic() > until_s:

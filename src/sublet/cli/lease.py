@@ -50,7 +50,7 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     facts = [
         ("lease", view["id"]),
         ("status", _status(view)),
-        ("asked for", _asked(view)),
+        ("asked for", _requested(view)),
         ("holds", " + ".join(f"{_amount(part)} of {where(part)}" for part in view["parts"]) or "nothing"),
         ("tenant", view["tenant"]),
         ("tier", view["tier"] + (", pays for priority" if view.get("pays_priority") else "")),
@@ -152,10 +152,10 @@ def revoke(
     body = {"request_id": CommandOffice.request_id(), "notice": notice, "detail": detail}
     view: Json = CommandOffice.reach().post(f"/v1/leases/{CommandOffice.quote(lease)}/revoke", body)
     if view["notice"]:
-        said = f"The holder of {view['id']} has notice: the lease ends in {seconds(view['notice']['in_seconds'])}."
+        text = f"The holder of {view['id']} has notice: the lease ends in {seconds(view['notice']['in_seconds'])}."
     else:
-        said = f"Lease {view['id']} is {view['status']}{_because(view)}."
-    return print_lease(view, said, as_json=as_json)
+        text = f"Lease {view['id']} is {view['status']}{_because(view)}."
+    return print_lease(view, text, as_json=as_json)
 
 
 _GOES_FIRST = {
@@ -177,8 +177,8 @@ def _ahead(view: Json) -> str:
 
 def _named(leases: list[str]) -> str:
     more = len(leases) - NAMED_MAX
-    said = ", ".join(leases[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-    return f": {said}" if leases else ""
+    text = ", ".join(leases[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    return f": {text}" if leases else ""
 
 
 def listing(leases: Iterable[Json]) -> str:
@@ -211,32 +211,32 @@ def _row(view: Mapping[str, Any]) -> list[str]:
 def _what(view: Mapping[str, Any]) -> str:
     """What it holds, or as long as it holds nothing, what it asked for: they differ after an offer, and where a whole
     device is reserved."""
-    return " + ".join(_amount(part) for part in view["parts"]) or _asked(view)
+    return " + ".join(_amount(part) for part in view["parts"]) or _requested(view)
 
 
-def _asked(view: Mapping[str, Any]) -> str:
+def _requested(view: Mapping[str, Any]) -> str:
     """``2 × 4GiB gpu + 4 cores``."""
     wants = ((want["count"], _amount(want)) for want in view["wants"])
     return " + ".join(f"{count} × {what}" if count > 1 else what for count, what in wants)
 
 
 def _amount(thing: Mapping[str, Any]) -> str:
-    said = amount(thing["kind"], thing["amount"])
-    return said if thing["kind"] == Kind.CPU else f"{said} {thing['kind']}"
+    text = amount(thing["kind"], thing["amount"])
+    return text if thing["kind"] == Kind.CPU else f"{text} {thing['kind']}"
 
 
 def _status(view: Mapping[str, Any]) -> str:
     """``active``, with what else is worth knowing at a glance: its tier unless it is the usual one, notice, end."""
     if view["end"] is not None:
         return f"{view['status']}: {view['end']['reason']}"
-    said = [view["status"]]
+    parts = [view["status"]]
     if view["notice"] is not None:
-        said[0] += f": {view['notice']['reason']} in {seconds(view['notice']['in_seconds'])}"
+        parts[0] += f": {view['notice']['reason']} in {seconds(view['notice']['in_seconds'])}"
     if view["tier"] != Tier.INTERACTIVE:
-        said.append(view["tier"])
+        parts.append(view["tier"])
     if view["idle"]:
-        said.append("idle")
-    return ", ".join(said)
+        parts.append("idle")
+    return ", ".join(parts)
 
 
 def _ends(view: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ def run(
     from sublet.notebook.batch.runner import Runner
 
     target = target_of(notebook, out)
-    asked = asked_for(
+    options = options_of(
         gpu,
         gpus,
         ttl,
@@ -103,7 +103,7 @@ def run(
         no_wait=no_wait,
         smaller_ok=smaller_ok,
     )
-    job = made(notebook, asked, lease, param, name, kernel, out=str(target.absolute()), waits_its_turn=False)
+    job = made(notebook, options, lease, param, name, kernel, out=str(target.absolute()), waits_its_turn=False)
     with ProgressLines(job) as teller:
         record = Runner(job, teller).run()
         teller.end(record)
@@ -138,7 +138,7 @@ def submit(
     from sublet.cli.nb_show import as_document
     from sublet.notebook.batch.detached import launch
 
-    asked = asked_for(
+    options = options_of(
         gpu,
         gpus,
         ttl,
@@ -148,7 +148,7 @@ def submit(
         no_wait=no_wait,
         smaller_ok=smaller_ok,
     )
-    job = made(notebook, asked, lease, param, name, kernel, out="", waits_its_turn=True)
+    job = made(notebook, options, lease, param, name, kernel, out="", waits_its_turn=True)
     launch(job)
     if as_json:
         document(as_document(job))
@@ -350,14 +350,14 @@ def _stopped(job: Job, within_s: float) -> JobRecord:
 
     job.ask_to_stop()
     until = time.monotonic() + within_s
-    asked = 0
+    signalled = 0
     is_first = True
     while is_first or time.monotonic() < until:
         is_first = False
         runner, is_over = job.runner, job.record().is_over
         if runner > 0:
-            if runner != asked and not is_over:
-                asked = runner
+            if runner != signalled and not is_over:
+                signalled = runner
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(runner, signal.SIGTERM)
             time.sleep(0.05)
@@ -396,7 +396,7 @@ def _still_runs(job: Job, record: JobRecord, waited_s: float) -> str:
 
 def made(
     path: str,
-    asked: JobLeaseOptions,
+    options: JobLeaseOptions,
     lease: str | None,
     params: list[str],
     name: str | None,
@@ -425,7 +425,7 @@ def made(
     prepared = with_parameters(notebook, params)
     for note in (*notes, *unknown_parameters(notebook, params)):
         sys.stderr.write(f"sublet: {visible(note)}\n")
-    found = asked.over(in_cell.over(JobLeaseOptions(tier=Tier.BATCH if waits_its_turn else None)))
+    found = options.over(in_cell.over(JobLeaseOptions(tier=Tier.BATCH if waits_its_turn else None)))
     wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
     one_for = lease or found.lease or ("whole" if wants_whole else "cells")
     if one_for == "whole":
@@ -462,7 +462,7 @@ def _needs_the_extra() -> None:
         )
 
 
-def asked_for(
+def options_of(
     gpu: int | None,
     gpus: int | None,
     ttl: float | None,

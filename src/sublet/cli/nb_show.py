@@ -189,11 +189,11 @@ def continued(job: Job) -> bytes:
         raise NotFound(f"job {job.id} has saved no variables yet: it is {record.state}", do="Wait for its first cell.")
     v4: Any = nbformat.v4
     notebook = read_notebook(job.executed)
-    said = f"The first cell restores the variables as cell {record.done} of job {job.id} left them."
+    note = f"The first cell restores the variables as cell {record.done} of job {job.id} left them."
     first = v4.new_code_cell(FIRST.format(folder=str(job.folder)))
     past = v4.new_markdown_cell("Below is what the job ran, with its outputs; nothing of it needs to run again.")
     notebook.cells = [
-        v4.new_markdown_cell(f"# {spec.name}, continued\n{said}"),
+        v4.new_markdown_cell(f"# {spec.name}, continued\n{note}"),
         first,
         v4.new_code_cell(""),
         past,

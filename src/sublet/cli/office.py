@@ -133,8 +133,8 @@ def up(
     else:
         devices = [d for d in view["devices"] if d["kind"] == Kind.GPU and d["state"] != SliceState.LOST]
         kind = "host device (no GPU)" if devices and all(device["host"] for device in devices) else "GPU"
-        said = "is up" if running is None else "was up already"
-        print(f"The office {said}: pid {view['pid']}, {len(devices)} × {kind}.")
+        state = "is up" if running is None else "was up already"
+        print(f"The office {state}: pid {view['pid']}, {len(devices)} × {kind}.")
         for node in view["nodes"]:
             if trouble := node["labels"].get("gpu-trouble"):
                 print(f"  Not lent: {visible(trouble)}")
@@ -157,7 +157,7 @@ def down(
     It is refused while leases live, unless --drain, --keep or --now is given. The next office starts anew, with what
     the next `up` says; with --keep it comes back as this one was started.
     """
-    given = [word for word, said in (("drain", drain), ("keep", keep), ("now", now)) if said]
+    given = [word for word, is_given in (("drain", drain), ("keep", keep), ("now", now)) if is_given]
     if len(given) > 1:
         raise UsageError(f"--{given[0]} and --{given[1]} contradict each other", do="Give one of them.")
     office = _office()
@@ -231,14 +231,14 @@ def _forgotten(office: CommandOffice) -> str:
 
     try:
         settings = read_settings(home)
-        said = "" if settings is None else f" It will not come back as `{settings.command()}`."
+        text = "" if settings is None else f" It will not come back as `{settings.command()}`."
     except SettingsUnusable as error:
-        said = f" A file is removed that could not be used: {error.message}."
-    if said:
+        text = f" A file is removed that could not be used: {error.message}."
+    if text:
         lock = HomeLock.take(home)  # or an office runs that does not answer
         forget_settings(home)
         lock.release()
-    return said
+    return text
 
 
 def _check_same(running: Json | None, host_gpus: HostGpus | None, shared: Path | None) -> None:

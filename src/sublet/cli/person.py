@@ -149,16 +149,16 @@ def enrol(
         writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    said = [f"{plural(len(added), 'person', 'people')} added"]
+    parts = [f"{plural(len(added), 'person', 'people')} added"]
     if roster.tenants:
-        said.append(f"{plural(len(roster.tenants), 'tenant')} made")
+        parts.append(f"{plural(len(roster.tenants), 'tenant')} made")
     if bound := [*roster.bound, *(one for one in roster.tenants if one[1] is not None)]:
-        said.append(f"{plural(len(bound), 'tenant')} bound to a user of this machine")
+        parts.append(f"{plural(len(bound), 'tenant')} bound to a user of this machine")
     if roster.known:
-        said.append(f"{plural(len(roster.known), 'person', 'people')} of the list there already")
+        parts.append(f"{plural(len(roster.known), 'person', 'people')} of the list there already")
     if roster.left_alone:
-        said.append(f"columns left alone: {', '.join(map(visible, roster.left_alone))}")
-    sys.stderr.write(f"{'; '.join(said)}.\n")
+        parts.append(f"columns left alone: {', '.join(map(visible, roster.left_alone))}")
+    sys.stderr.write(f"{'; '.join(parts)}.\n")
     return DONE
 
 

@@ -308,7 +308,7 @@ def _end_what_is_left(runtime: Path) -> None:
 
     groups = Groups.probe(office)
     try:
-        if any(os.getpid() in group.pids() for there in (groups, *groups.elsewhere()) for group in there.found()):
+        if any(os.getpid() in group.pids() for tree in (groups, *groups.elsewhere()) for group in tree.found()):
             raise OfficeInUse(
                 "this command itself runs under a lease of the office", do="Purge from a terminal outside of it."
             )

@@ -55,7 +55,7 @@ def _is_python(path: str) -> bool:
     import subprocess
 
     try:
-        asked = subprocess.run(
+        found = subprocess.run(
             [path, "-I", "-S", "-c", _ASKS],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -65,4 +65,4 @@ def _is_python(path: str) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return asked.stdout.strip() == _SAYS
+    return found.stdout.strip() == _SAYS

@@ -191,7 +191,7 @@ def _status(lease: CommandLease, attendance: Attendance) -> int:
         return ENDED
     code = 0 if attendance.exit_code is None else attendance.exit_code
     lease.try_release()
-    reason = attendance.reason or attendance.told
+    reason = attendance.reason or attendance.grace_reason
     code = with_what_was_lost(attendance, code)
     if reason is None:
         if code and lease.is_on_host:
@@ -200,7 +200,7 @@ def _status(lease: CommandLease, attendance: Attendance) -> int:
     if reason == "out_of_memory":
         _print_error("the command used more memory than its lease has, and was ended", "Ask for more with --memory.")
         return code
-    if lease.end is None and not lease.is_silent and attendance.told is None:
+    if lease.end is None and not lease.is_silent and attendance.grace_reason is None:
         return code  # it was stopped alone, and the lease was ours until now
     end = lease.end or {"reason": reason, "detail": ""}
     detail = f", {end['detail']}" if end["detail"] else ""
@@ -295,9 +295,9 @@ def _wants(
         )
     if (gpu, cpu, memory, block) == (None, None, None, None):
         cpu = 1
-    asked = ((Kind.GPU, gpu), (Kind.CPU, cpu), (Kind.MEMORY, memory), (Kind.BLOCK, block))
+    amounts = ((Kind.GPU, gpu), (Kind.CPU, cpu), (Kind.MEMORY, memory), (Kind.BLOCK, block))
     wants: list[dict[str, Any]] = [
-        {"kind": kind.value, "amount": number} for kind, number in asked if number is not None
+        {"kind": kind.value, "amount": number} for kind, number in amounts if number is not None
     ]
     for want in wants:
         want["count"] = gpus or 1 if want["kind"] == Kind.GPU else 1

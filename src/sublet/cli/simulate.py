@@ -381,17 +381,17 @@ class _Progress:
     """A line on the terminal that says how far it is; nothing where there is no terminal."""
 
     def __init__(self) -> None:
-        self._said = 0.0
+        self._shown_s = 0.0
         self._shown = sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        if self._shown and time.monotonic() - self._said > 0.2:
-            self._said = time.monotonic()
+        if self._shown and time.monotonic() - self._shown_s > 0.2:
+            self._shown_s = time.monotonic()
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        if self._said:
+        if self._shown_s:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
@@ -477,13 +477,13 @@ def _curve(answer: Answer, hardware: ReplayHardware) -> list[str]:
     gpus = plural(answer.gpus, "GPU")
     if hardware.beside:
         gpus += f" of model {hardware.model}, beside {', '.join(map(str, hardware.beside))},"
-    said = f"{gpus} for {answer.goal}, over {plural(seeds, 'seed')}."
+    text = f"{gpus} for {answer.goal}, over {plural(seeds, 'seed')}."
     low, high = next(point.one_run for point in answer.points if point.gpus == answer.gpus)
     if seeds > 1:
-        said += f" One such workload has a share between {low:.1%} and {high:.1%} (95 %)."
+        text += f" One such workload has a share between {low:.1%} and {high:.1%} (95 %)."
     if answer.exceptions:
-        said += f" So would {', '.join(map(str, answer.exceptions))} be, but not all counts between."
-    return [table(heads, rows, right=heads[:3]), "", said]
+        text += f" So would {', '.join(map(str, answer.exceptions))} be, but not all counts between."
+    return [table(heads, rows, right=heads[:3]), "", text]
 
 
 def _save(group: str, ours: Result, less: Result | None) -> None:

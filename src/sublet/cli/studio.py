@@ -204,16 +204,16 @@ def _right(home: Path, *, start: bool) -> OfficeRight:
     """The studio's right at its office; the first one is waited for where the system starts the office."""
     from sublet.studio.right import find_right
 
-    told = False
+    is_reported = False
     while True:
         try:
             return find_right(home, start=start)
         except Disconnected:
             if start:
                 raise
-            if not told:
+            if not is_reported:
                 print("Waiting for the office.", flush=True)
-                told = True
+                is_reported = True
             time.sleep(WAIT_S)
 
 
@@ -261,10 +261,10 @@ def _serve(
     hub, stopped = None, threading.Event()
     start_thread("studio_ends", partial(made.follow_ends, stopped, failed), again=True)
     if settings.hub_api is not None:
-        asked = Hub(
+        hub_api = Hub(
             settings.hub_api, hub_token, settings.hub_service, answer_s=lambda: float(made.settings.hub_answer_s)
         )
-        hub = HubPeople(made, asked, hub_token)
+        hub = HubPeople(made, hub_api, hub_token)
         start_thread("studio_hub", partial(hub.run, stopped), again=True)
     app = studio_app(made, hub)
     config = Config(
@@ -305,6 +305,6 @@ def _read_again(studio: Studio, path: Path) -> None:
     except SubletError as error:
         _log.warning("The settings stay as they were: %s", error)
         return
-    said = changes(studio.settings, settings)
+    changed = changes(studio.settings, settings)
     studio.apply(settings)
-    _log.info("%s was read again: %s", path, " ".join(said) or "nothing has changed.")
+    _log.info("%s was read again: %s", path, " ".join(changed) or "nothing has changed.")

@@ -161,9 +161,9 @@ def change(
         body["needs_token"] = token_needed
     if operator or no_operator:
         body["operator"] = operator
-    asked = (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests, burst, burst_refill)
-    if any(given is not None for given in asked):
-        body["quota"] = quota_of(office.get(path)["quota"], *asked)
+    given_limits = (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests, burst, burst_refill)
+    if any(given is not None for given in given_limits):
+        body["quota"] = quota_of(office.get(path)["quota"], *given_limits)
     answer: Json = office.patch(path, body)
     if as_json:
         document(answer)
@@ -324,20 +324,20 @@ def quota_of(
 
 def limits(quota: Json) -> str:
     """``2 GPUs, 8GiB VRAM``, or ``none``."""
-    said = []
+    parts = []
     for key, noun in (("gpus", "GPU"), ("cores", "core"), ("leases", "lease")):
         if quota[key] is not None:
-            said.append(plural(quota[key], noun))
+            parts.append(plural(quota[key], noun))
     for key, noun in (("vram_bytes", "VRAM"), ("memory_bytes", "memory"), ("block_bytes", "storage")):
         if quota[key] is not None:
-            said.append(f"{format_size(quota[key])} {noun}")
+            parts.append(f"{format_size(quota[key])} {noun}")
     if quota["gpu_seconds"] is not None:
-        said.append(f"{seconds(quota['gpu_seconds'])} of GPU time an hour")
+        parts.append(f"{seconds(quota['gpu_seconds'])} of GPU time an hour")
     if quota.get("burst_seconds") is not None:
         refill = seconds(quota["burst_refill_seconds"] or 0)
-        said.append(f"{seconds(quota['burst_seconds'])} of burst credit ({refill} back an hour)")
+        parts.append(f"{seconds(quota['burst_seconds'])} of burst credit ({refill} back an hour)")
     if quota["queue"] is not None:
-        said.append(f"{plural(quota['queue'], 'request')} waiting")
+        parts.append(f"{plural(quota['queue'], 'request')} waiting")
     if quota["requests_per_minute"] is not None:
-        said.append(f"{quota['requests_per_minute']} requests a minute")
-    return ", ".join(said) or "no limits"
+        parts.append(f"{quota['requests_per_minute']} requests a minute")
+    return ", ".join(parts) or "no limits"

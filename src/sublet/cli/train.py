@@ -247,18 +247,18 @@ def _print_bill(run: TrainingRun, status: int, stopped: str) -> None:
             before = "in its beginning" if run.began else "before the program began"
             sys.stderr.write(f"sublet: {stopped} {before}; {_how_to_resume(run)}\n")
         return
-    here = f", {progress.steps_here} of them now" if progress.first_step else ""
-    said = [
+    steps_now = f", {progress.steps_here} of them now" if progress.first_step else ""
+    parts = [
         *([stopped] if stopped else []),
-        f"{plural(progress.steps, 'step')} done{here}",
+        f"{plural(progress.steps, 'step')} done{steps_now}",
         _preempted(run),
         f"{plural(progress.saves, 'save')} of {format_size(progress.bytes_saved)} in all",
     ]
     line = run.bill()
     if line is not None:
         paid = f"{seconds(line.gpu_seconds)} of GPU time and {format_cost(line.cost, line.currency)}"
-        said.append(f"{paid} for all runs of {run.plan.name}")
-    sys.stderr.write(f"sublet: {'; '.join(said)}\n")
+        parts.append(f"{paid} for all runs of {run.plan.name}")
+    sys.stderr.write(f"sublet: {'; '.join(parts)}\n")
     if status:
         kept = f"step {progress.saved_steps} is saved" if progress.saved_steps >= 0 else "nothing new is saved"
         sys.stderr.write(f"  {kept}; {_how_to_resume(run)}\n")
@@ -274,12 +274,12 @@ def _preempted(run: TrainingRun) -> str:
     if not run.preemptions:
         return "never preempted"
     lost = max(0.0, progress.lost_seconds - run.waited_seconds) / run.preemptions
-    said = f"preempted {plural(run.preemptions, 'time')}, {lost:.1f} s lost each"
+    text = f"preempted {plural(run.preemptions, 'time')}, {lost:.1f} s lost each"
     if run.waited_seconds >= 1:
-        said += f" besides {seconds(round(run.waited_seconds))} of waiting"
+        text += f" besides {seconds(round(run.waited_seconds))} of waiting"
     if progress.steps_again:
-        said += f", {plural(progress.steps_again, 'step')} done again"
-    return said
+        text += f", {plural(progress.steps_again, 'step')} done again"
+    return text
 
 
 def _put(stream: TextIO, data: bytes) -> None:

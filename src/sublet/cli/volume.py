@@ -131,14 +131,14 @@ def verify(*, volumes: _Names, as_json: AsJson = False) -> int:
     for volume in volumes:
         view: Json = office.get(_path(volume))
         try:
-            said = {"name": volume, **_checked(view)}
+            report = {"name": volume, **_checked(view)}
         except CapacityExceeded as error:
-            said, status = {"name": volume, "ok": None, "problems": [f"{error}"]}, REFUSED
+            report, status = {"name": volume, "ok": None, "problems": [f"{error}"]}, REFUSED
         else:
-            status = status or (DONE if said["ok"] else FAILED)
-        found.append(said)
+            status = status or (DONE if report["ok"] else FAILED)
+        found.append(report)
         if not as_json:
-            _print_problem(said)
+            _print_problem(report)
     if as_json:
         document(found)
     return status
@@ -158,26 +158,26 @@ def _checked(view: Json) -> Json:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     line = done.stdout.strip().rpartition("\n")[2]
     if line.startswith("{"):
-        said: Json = json.loads(line)
-        return said
+        report: Json = json.loads(line)
+        return report
     error: type[SubletError] = CapacityExceeded if done.returncode == REFUSED else CheckpointFailed
     first = done.stderr.strip().removeprefix("sublet: ").partition("\n")[0]
     raise error(f"volume {view['name']} could not be looked at: {first or f'exit status {done.returncode}'}")
 
 
-def _print_problem(said: dict[str, Any]) -> None:
-    if said["ok"] is None:
-        sys.stderr.write(f"sublet: {visible(said['problems'][0])}\n")
+def _print_problem(report: dict[str, Any]) -> None:
+    if report["ok"] is None:
+        sys.stderr.write(f"sublet: {visible(report['problems'][0])}\n")
         return
-    counts = f"{plural(len(said['checkpoints']), 'checkpoint')}, {format_size(said['read_bytes'])} read"
-    if said["ok"] and not said["checkpoints"]:
-        print(f"Volume {said['name']} has no checkpoints; other files carry no checksums.")
+    counts = f"{plural(len(report['checkpoints']), 'checkpoint')}, {format_size(report['read_bytes'])} read"
+    if report["ok"] and not report["checkpoints"]:
+        print(f"Volume {report['name']} has no checkpoints; other files carry no checksums.")
         return
-    if said["ok"]:
-        print(f"Volume {said['name']} is whole: {counts}.")
+    if report["ok"]:
+        print(f"Volume {report['name']} is whole: {counts}.")
         return
-    print(f"Volume {said['name']} is not whole: {counts}, {plural(len(said['problems']), 'problem')}.")
-    for problem in said["problems"]:
+    print(f"Volume {report['name']} is not whole: {counts}, {plural(len(report['problems']), 'problem')}.")
+    for problem in report["problems"]:
         print(f"  {visible(problem)}")
 
 

@@ -92,11 +92,11 @@ class Commands:
             _is_alive(int(first)) and _is_alive(int(child)),
             f"Both processes run (pids {first} and {child}) under lease {lease}.",
         )
-        _, said = run.communicate(timeout=PATIENCE_S)
+        _, stderr = run.communicate(timeout=PATIENCE_S)
         report.check(
-            run.returncode == LEASE_ENDED and "expired" in said,
-            f"The command ends with status {LEASE_ENDED}: “{said.strip().splitlines()[-2].strip()}”.",
-            but=f"status {run.returncode}: {said}",
+            run.returncode == LEASE_ENDED and "expired" in stderr,
+            f"The command ends with status {LEASE_ENDED}: “{stderr.strip().splitlines()[-2].strip()}”.",
+            but=f"status {run.returncode}: {stderr}",
         )
         report.check(
             not _is_alive(int(first)) and not _is_alive(int(child)),
@@ -135,12 +135,12 @@ class Commands:
             f"The command that counts under a lease of one core still runs: pid {guest['pid']}.",
         )
         self._enough.touch()
-        out, said = self._counting.communicate(timeout=PATIENCE_S)
+        out, stderr = self._counting.communicate(timeout=PATIENCE_S)
         lines = out.split()
         report.check(
             self._counting.returncode == 0 and lines != [] and lines == [str(n + 1) for n in range(len(lines))],
             f"It counted to {len(lines)}, and no line of its output was lost ({plural(len(lines), 'line')}).",
-            but=f"status {self._counting.returncode}: {out!r} {said!r}",
+            but=f"status {self._counting.returncode}: {out!r} {stderr!r}",
         )
         return len(lines)
 
@@ -164,7 +164,7 @@ class Commands:
     def _guest(self) -> Json:
         found: list[Json] = []
 
-        def is_there() -> bool:
+        def is_listed() -> bool:
             listed = subprocess.run(
                 [sys.executable, "-m", "sublet", "ps", "--json"],
                 env=self._office.env,
@@ -175,7 +175,7 @@ class Commands:
             found[:] = _parsed(listed.stdout)
             return bool(found)
 
-        _until(is_there, "the listing of the command")
+        _until(is_listed, "the listing of the command")
         return found[0]
 
     def _is_free(self, text: str) -> None:

@@ -67,8 +67,8 @@ def play(report: Report, folder: Path, place: Path) -> list[tuple[str, str]]:
         # so the cell is ended, which is what happens on cards that cannot be suspended.
         tenant: Json = office.operator.get("/v1/tenants/local")
         office.operator.patch("/v1/tenants/local", {"quota": {**tenant["quota"], "memory_bytes": TOO_LITTLE}})
-        code, said = _run(report, office, source, target)
-        report.check(code == 0, "Every cell has run.", but=said)
+        code, output = _run(report, office, source, target)
+        report.check(code == 0, "Every cell has run.", but=output)
         row, rows = _check(report, target)
         lines: list[Json] = [line for line in office.operator.get("/v1/bill", by="label:job") if line["key"]]
     report.check(
@@ -90,7 +90,7 @@ def play(report: Report, folder: Path, place: Path) -> list[tuple[str, str]]:
 
 def _run(report: Report, office: DemoOffice, source: Path, target: Path) -> tuple[int, str]:
     words = [sys.executable, "-u", "-m", "sublet", "nb", "run", str(source), "-o", str(target)]
-    said = []
+    lines = []
     report.progress("starting the notebook")
     with subprocess.Popen(
         words, env=office.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -98,7 +98,7 @@ def _run(report: Report, office: DemoOffice, source: Path, target: Path) -> tupl
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                said.append(line)
+                lines.append(line)
                 if cell := re.match(r"(?:ok|again|fail)\w*\s+\[(\d+)/(\d+)\]", line):
                     report.detail(_short(line.rstrip()))
                     report.progress(f"running the notebook, cell {min(int(cell[1]) + 1, int(cell[2]))} of {cell[2]}")
@@ -108,7 +108,7 @@ def _run(report: Report, office: DemoOffice, source: Path, target: Path) -> tupl
             with contextlib.suppress(subprocess.TimeoutExpired):  # it gives its leases back before its office goes
                 process.wait(STOP_S)
             raise
-    return code, "".join(said)
+    return code, "".join(lines)
 
 
 def _short(line: str) -> str:

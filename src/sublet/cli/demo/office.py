@@ -75,9 +75,9 @@ class DemoOffice:
         until = time.monotonic() + START_S
         while not answers(socket_path(self.home)):
             if self._process.poll() is not None or time.monotonic() > until:
-                said = self._log.read_text(errors="replace").strip().splitlines()
+                lines = self._log.read_text(errors="replace").strip().splitlines()
                 raise Disconnected(
-                    "the office of the demo did not start" + (f": {said[-1]}" if said else ""),
+                    "the office of the demo did not start" + (f": {lines[-1]}" if lines else ""),
                     do="See `sublet doctor`.",
                 )
             time.sleep(0.02)

@@ -133,8 +133,8 @@ class _Sharing:
         ends: queue.SimpleQueue[LeaseEnd] = queue.SimpleQueue()
         bens.on_notice(notices.put)
         bens.on_end(ends.put)
-        asked_s = time.monotonic()
-        asked = _in_background(
+        requested_s = time.monotonic()
+        request = _in_background(
             lambda: self._ana.gpu(
                 min_vram="3GiB", exclusivity="shared", ttl="2m", wait="1m", name="notebook", on_place=places.put
             )
@@ -157,10 +157,10 @@ class _Sharing:
             end.reason is EndReason.PREEMPTED, f"Ben's lease ended with its reason: {end.reason} ({end.detail})."
         )
         report.check(
-            time.monotonic() - asked_s >= notice.in_seconds - 1,  # a busy machine may tell Ben of it late
+            time.monotonic() - requested_s >= notice.in_seconds - 1,  # a busy machine may tell Ben of it late
             f"The notice was kept: {notice.in_seconds:.1f} s were announced, and Ben had {kept:.1f} s.",
         )
-        self._keep(_granted(asked, "Ana's lease"))
+        self._keep(_granted(request, "Ana's lease"))
         return place, notice
 
     def _ben_is_too_late(self) -> None:
@@ -318,16 +318,16 @@ class _Sharing:
 
 def _in_background(acquire: Callable[[], Lease]) -> Future[Lease]:
     """A request that waits in the queue while the steps go on; a demo that ends first does not wait for it."""
-    asked: Future[Lease] = Future()
+    request: Future[Lease] = Future()
 
     def run() -> None:
         try:
-            asked.set_result(acquire())
+            request.set_result(acquire())
         except BaseException as error:  # noqa: BLE001 - it is raised where the lease was expected
-            asked.set_exception(error)
+            request.set_exception(error)
 
     _ = start_thread("demo_request", run)
-    return asked
+    return request
 
 
 def _received(source: queue.SimpleQueue[T], what: str) -> T:
@@ -337,9 +337,9 @@ def _received(source: queue.SimpleQueue[T], what: str) -> T:
         raise CheckFailed(f"{what} did not come within {PATIENCE_S:.0f} s", do=BUSY) from None
 
 
-def _granted(asked: Future[Lease], what: str) -> Lease:
+def _granted(request: Future[Lease], what: str) -> Lease:
     try:
-        return asked.result(timeout=PATIENCE_S)
+        return request.result(timeout=PATIENCE_S)
     except TimeoutError:
         raise CheckFailed(f"{what} did not come within {PATIENCE_S:.0f} s", do=BUSY) from None
 

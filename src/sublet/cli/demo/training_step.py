@@ -66,28 +66,28 @@ def play(report: Report, folder: Path) -> None:
         with _program(office, place, "1") as first:
             try:
                 assert first.stdout is not None
-                heard = first.stdout.readline().split()
+                first_words = first.stdout.readline().split()
             finally:
                 first.kill()
         report.check(
-            heard[:1] == [SAID] and first.returncode == -signal.SIGKILL,
+            first_words[:1] == [SAID] and first.returncode == -signal.SIGKILL,
             f"SIGKILL to pid {first.pid}, before {Act.COMPLETE.value} of step {DIES_AT}.",
-            but=heard,
+            but=first_words,
         )
-        office.operator.post(f"/v1/leases/{heard[1]}/revoke", {"detail": "its program is gone"})
+        office.operator.post(f"/v1/leases/{first_words[1]}/revoke", {"detail": "its program is gone"})
         report.progress("another program goes on")
         with _program(office, place, str(DIES_AT)) as second:
-            said, _ = second.communicate(timeout=PATIENCE_S)
-        *outcomes, state = said.split() or [""]
+            output, _ = second.communicate(timeout=PATIENCE_S)
+        *outcomes, state = output.split() or [""]
         report.check(
             outcomes[:1] == [Recovered.__name__],
             f"Another program (pid {second.pid}) asks for step {DIES_AT} under another lease: “recovered”.",
-            but=said,
+            but=output,
         )
         report.check(
             outcomes[1:] == [Completed.__name__] * (STEPS - DIES_AT) and state == expected(STEPS).hex(),
             f"It goes on to step {STEPS}, and its weights are those of {STEPS} undisturbed steps, to the last bit.",
-            but=said,
+            but=output,
         )
     report.result(f"Another program went on: step {DIES_AT} was not done twice, the weights are right to the bit.")
 
@@ -143,10 +143,10 @@ def saved(lease: Lease, place: Path) -> bytes:
     """What is on the replicas."""
     checkpoint, _ = training_records("demo", replicas_at(place), lease)
     try:
-        there = checkpoint.load(batch_of(1).checkpoint_name)
+        save = checkpoint.load(batch_of(1).checkpoint_name)
     finally:
         checkpoint.group.close()
-    return b"" if there is None else there.data
+    return b"" if save is None else save.data
 
 
 def main(home: str, place: str, first: str) -> None:

@@ -99,10 +99,10 @@ class LiveScreen:
             self._size, self._shown = size, None
         made = self._make()
         now = painting(made.lines, colour=self._colour)
-        said = changes(self._shown, now)
+        output = changes(self._shown, now)
         self._shown = now
-        if said:
-            self._write(said)
+        if output:
+            self._write(output)
 
     def _make(self) -> Screen:
         rows, columns = self._size

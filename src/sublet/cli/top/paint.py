@@ -32,10 +32,10 @@ def painting(lines: Sequence[Line], *, colour: bool) -> Painting:
 
 def changes(before: Painting | None, after: Painting) -> str:
     """What to write so that a terminal that shows the one shows the other; with nothing before, the whole."""
-    said = [] if before is not None else ["\x1b[0m\x1b[2J"]
+    pieces = [] if before is not None else ["\x1b[0m\x1b[2J"]
     for row, (old, new) in enumerate(zip_longest(before or (), after, fillvalue=()), start=1):
-        said += _line_changes(row, old, new)
-    return "".join(said)
+        pieces += _line_changes(row, old, new)
+    return "".join(pieces)
 
 
 def styled(line: Line, *, colour: bool) -> str:
@@ -53,12 +53,12 @@ def simple(text: str, encoding: str) -> str:
 
 
 def _line_changes(row: int, old: tuple[Cell, ...], new: tuple[Cell, ...]) -> list[str]:
-    said = []
+    pieces = []
     for start, stop in _runs(old, new):
-        said.append(f"\x1b[{row};{start + 1}H{_run(row, new, start, stop)}")
+        pieces.append(f"\x1b[{row};{start + 1}H{_run(row, new, start, stop)}")
     if len(old) > len(new):
-        said.append(f"\x1b[{row};{len(new) + 1}H\x1b[K")
-    return said
+        pieces.append(f"\x1b[{row};{len(new) + 1}H\x1b[K")
+    return pieces
 
 
 def _runs(old: tuple[Cell, ...], new: tuple[Cell, ...]) -> list[tuple[int, int]]:
@@ -78,7 +78,7 @@ def _runs(old: tuple[Cell, ...], new: tuple[Cell, ...]) -> list[tuple[int, int]]
 def _run(row: int, new: tuple[Cell, ...], start: int, stop: int) -> str:
     if stop < len(new) and not new[stop][0]:
         stop += 1
-    said, at = [], start
+    pieces, at = [], start
     while at < stop:
         style, text, ahead = new[at][1], [], at
         while ahead < stop and new[ahead][1] == style:
@@ -88,9 +88,9 @@ def _run(row: int, new: tuple[Cell, ...], start: int, stop: int) -> str:
             if letter and (len(letter) > 1 or ord(letter) > 0x2FFF) and ahead < stop:
                 ahead += not new[ahead][0]
                 text.append(f"\x1b[{row};{ahead + 1}H")  # wherever that letter has left the cursor
-        said.append(_styled("".join(text), style))
+        pieces.append(_styled("".join(text), style))
         at = ahead
-    return "".join(said)
+    return "".join(pieces)
 
 
 def _styled(text: str, style: str) -> str:

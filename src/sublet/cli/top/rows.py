@@ -134,10 +134,10 @@ def _by(device: Json, tenant_of: Mapping[str, str]) -> str:
     """Tenants, with how many leases each. What this caller may not see counts all the same; of a disk it is most often
     under no lease, and kept."""
     counted = Counter(tenant_of.get(lease, "?") for lease in device["leases"])
-    said = [f"{tenant} ×{count}" if count > 1 else tenant for tenant, count in sorted(counted.items())]
-    if not said and device["state"] == "free" and device["free"] < device["capacity"] and not device["detail"]:
+    tenants = [f"{tenant} ×{count}" if count > 1 else tenant for tenant, count in sorted(counted.items())]
+    if not tenants and device["state"] == "free" and device["free"] < device["capacity"] and not device["detail"]:
         return "volumes" if device["kind"] == Kind.BLOCK else "others"
-    return ", ".join(said)
+    return ", ".join(tenants)
 
 
 # ---- leases and what runs under them ----
@@ -221,8 +221,8 @@ def _lease(lease: Json, elapsed_s: float, width: int) -> Entry:
 
 def _ended(lease: Json, width: int) -> Entry:
     end = lease["end"] or {"reason": "over", "detail": ""}
-    said = f"ended: {end['reason']}" + (f" ({end['detail']})" if end["detail"] else "")
-    texts = (lease["id"], lease["tenant"], _holds(lease, is_wide=width >= WIDE), lease["tier"], "-", said)
+    outcome = f"ended: {end['reason']}" + (f" ({end['detail']})" if end["detail"] else "")
+    texts = (lease["id"], lease["tenant"], _holds(lease, is_wide=width >= WIDE), lease["tier"], "-", outcome)
     return tuple(
         StyledSpan(text, "dim") for text in (*texts, lease["name"] or "-", _who(lease, is_wide=width >= WIDER))
     )
@@ -239,8 +239,8 @@ def _holds(lease: Json, *, is_wide: bool) -> str:
 
 
 def _want(want: Json) -> str:
-    said = _kind(want["kind"], want["amount"])
-    return f"{want['count']} × {said}" if want["count"] > 1 else said
+    text = _kind(want["kind"], want["amount"])
+    return f"{want['count']} × {text}" if want["count"] > 1 else text
 
 
 def _time_left(lease: Json, elapsed_s: float) -> str | Line:
@@ -263,14 +263,14 @@ def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> StyledSpan
             return StyledSpan(f"NOTICE: {notice['reason']} {in_s}", "bold red")
         detail = f" ({notice['detail']})" if notice["detail"] else ""
         return StyledSpan(f"NOTICE: {notice['reason']} in {in_s}{detail}", "bold red")
-    said = str(lease["status"])
+    text = str(lease["status"])
     if lease["end"] is not None:
-        said += f": {lease['end']['reason']}"
+        text += f": {lease['end']['reason']}"
     if lease["tier"] != Tier.INTERACTIVE and not is_wide:
-        said += f", {lease['tier']}"
+        text += f", {lease['tier']}"
     if lease["idle"]:
-        return StyledSpan(f"{said}, idle", "yellow")
-    return StyledSpan(said, "yellow" if lease["status"] == "ending" else "")
+        return StyledSpan(f"{text}, idle", "yellow")
+    return StyledSpan(text, "yellow" if lease["status"] == "ending" else "")
 
 
 def _who(lease: Json, *, is_wide: bool) -> str:
@@ -296,19 +296,19 @@ def _guests(guests: Iterable[Json], width: int, wall_s: float, known_as: str | N
 
 def _guest_facts(guest: Json, wall_s: float, *, is_wide: bool) -> tuple[str, str]:
     """``pid 4711  cpu 12s  1.2GiB  4m 10s``, and before it what is not as usual."""
-    said, style = "", ""
+    text, style = "", ""
     if guest["state"] != "running" or guest["exit_code"] is not None:
-        said, style = str(guest["state"]), "yellow"
+        text, style = str(guest["state"]), "yellow"
         if guest["exit_code"] is not None:
-            said = f"exit {guest['exit_code']}" if guest["state"] in ("running", "gone") else said
+            text = f"exit {guest['exit_code']}" if guest["state"] in ("running", "gone") else text
         if guest["reason"] and is_wide:  # else it stands beside the lease
-            said += f": {guest['reason']}"
-        said += "  "
+            text += f": {guest['reason']}"
+        text += "  "
     processes = f"+{guest['processes'] - 1}" if guest["processes"] > 1 else ""
     pid = f"pid {guest['pid']}{processes}"
     memory = size(guest["peak_bytes"]) if guest["peak_bytes"] else "-"
     since_s = _since(guest["started_at"], wall_s)
-    return f"{said}{pid:<9}  {age(guest['cpu']):>7} cpu  {memory:>7}  {age(since_s):>7}", style
+    return f"{text}{pid:<9}  {age(guest['cpu']):>7} cpu  {memory:>7}  {age(since_s):>7}", style
 
 
 # ---- who waits ----

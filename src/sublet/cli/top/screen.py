@@ -92,11 +92,11 @@ def _head(known: OfficeSnapshot, columns: int, now_s: float) -> tuple[Line, ...]
         )
     status = known.status
     noticed = sum(lease["notice"] is not None for lease in known.leases)
-    said = [f"up {age(status['uptime'] + max(0.0, now_s - known.at_s))}", plural(status["live"], "lease")]
+    facts = [f"up {age(status['uptime'] + max(0.0, now_s - known.at_s))}", plural(status["live"], "lease")]
     if known.guests is not None:
-        said.append(plural(sum(guest["state"] != "gone" for guest in known.guests), "guest"))
-    said.append(f"{status['queued']} waiting")
-    spans = [StyledSpan("Sublet", "bold"), StyledSpan("  " + ", ".join(said))]
+        facts.append(plural(sum(guest["state"] != "gone" for guest in known.guests), "guest"))
+    facts.append(f"{status['queued']} waiting")
+    spans = [StyledSpan("Sublet", "bold"), StyledSpan("  " + ", ".join(facts))]
     if noticed:
         spans.append(StyledSpan(f", {noticed} under notice", "bold red"))
     if status["quarantined"]:
@@ -154,20 +154,20 @@ def _window(section: Section, rows: int, start: int, columns: int) -> tuple[list
     below = Counter(row.noun for row in section.rows[start + room :] if row.noun)
     below.update({noun: count for noun, count in section.beyond.items() if count})
     above = Counter(row.noun for row in section.rows[:start] if row.noun)
-    said = [f"{_counted(above)} above"] if above else []
+    hidden = [f"{_counted(above)} above"] if above else []
     if below:
-        said.append(f"{_counted(below)} below" if above else f"and {_counted(below, 'more ')}")
+        hidden.append(f"{_counted(below)} below" if above else f"and {_counted(below, 'more ')}")
     lines = [row.line for row in section.rows[start : start + room]]
-    return [*lines, span_line((StyledSpan("… " + ", ".join(said), "dim"),), columns)], start
+    return [*lines, span_line((StyledSpan("… " + ", ".join(hidden), "dim"),), columns)], start
 
 
 def _counted(nouns: Mapping[str, int], more: str = "") -> str:
     """``87 more leases, 12 guests``."""
-    said = []
+    counts = []
     for noun, count in sorted(nouns.items(), reverse=True):  # leases before guests
-        said.append(plural(count, more + noun, more + _MANY[noun] if noun in _MANY else ""))
+        counts.append(plural(count, more + noun, more + _MANY[noun] if noun in _MANY else ""))
         more = ""
-    return ", ".join(said)
+    return ", ".join(counts)
 
 
 _NAMES: Final[dict[bytes, str]] = {

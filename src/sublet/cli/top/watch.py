@@ -45,7 +45,7 @@ class SnapshotWatch:
         self._stopped = False
         self._news: Flight | None = None
         self._events = EventReader()
-        self._listen_at_s = self._heard_s = 0.0
+        self._listen_at_s = self._last_event_s = 0.0
         self._read_at_s = known.at_s + EVERY_S
         self._soonest_s = known.at_s + SOON_S
         self._bill_at_s = known.at_s + BILL_EVERY_S
@@ -87,7 +87,7 @@ class SnapshotWatch:
         ready = dict(poll.poll(max(0.0, until_s - time.monotonic()) * 1000))
         if self._news is not None and self._news.fileno() in ready:
             self._read_events()
-        elif self._news is not None and time.monotonic() > self._heard_s + SILENCE_S:
+        elif self._news is not None and time.monotonic() > self._last_event_s + SILENCE_S:
             self._close_stream()
 
     # ---- reading ----
@@ -118,7 +118,7 @@ class SnapshotWatch:
     # ---- news ----
 
     def _listen(self, now_s: float) -> None:
-        self._listen_at_s, self._heard_s = now_s + LISTEN_AGAIN_S, now_s
+        self._listen_at_s, self._last_event_s = now_s + LISTEN_AGAIN_S, now_s
         try:
             self._news = self._reader.listen()
         except SubletError:
@@ -135,7 +135,7 @@ class SnapshotWatch:
         if self._news.complete or self._news.status not in (0, 200):
             self._lost_the_stream()
             return
-        now_s = self._heard_s = time.monotonic()
+        now_s = self._last_event_s = time.monotonic()
         known = self.known
         for event in events:
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a newer office
