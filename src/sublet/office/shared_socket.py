@@ -94,7 +94,7 @@ class SharedSocket:
         if limits != self.limits:
             self._limit_by(limits)
 
-    def asked(self, origin: Origin, now_ns: int) -> None:
+    def on_request(self, origin: Origin, now_ns: int) -> None:
         """A request came from this user, whichever tenant it may turn out to be. Raises if it were too many."""
         if wait_s := self._users.take(origin.uid, now_ns):
             raise TooManyOfUser(origin, self.limits.requests_per_minute_of_user, wait_s)

@@ -20,7 +20,7 @@ def taken(shared: SharedSocket, origin: Origin, now_s: float, most: int = 1000) 
     """How many requests of this user get through at this moment."""
     for count in range(most):
         try:
-            shared.asked(origin, round(now_s * NS_PER_S))
+            shared.on_request(origin, round(now_s * NS_PER_S))
         except CapacityExceeded:
             return count
     return most

@@ -184,7 +184,7 @@ class App:
         else:
             shown = caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
             if peer is not None:
-                peer.asked_as(caller.tenant)
+                peer.note_tenant(caller.tenant)
             if for_tenant is not None:
                 caller = access.acting_for(caller, for_tenant)
             changes, found = access.changes, caller

@@ -168,20 +168,20 @@ def number(query: dict[str, str], name: str, *, most: float) -> float:
     return seconds(query.get(name, "0"), name, most=most)
 
 
-def seconds(said: str | float, name: str, *, most: float) -> float:
+def seconds(text: str | float, name: str, *, most: float) -> float:
     """A number of seconds from 0 to ``most``."""
     try:
-        value = float(said)
+        value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:  # also false for NaN
-        raise InvalidRequest(f"{name}={str(said)[:40]} is not a number from 0 to {most:g}", do=f"Correct {name}.")
+        raise InvalidRequest(f"{name}={str(text)[:40]} is not a number from 0 to {most:g}", do=f"Correct {name}.")
     return value
 
 
 def flag(query: dict[str, str], name: str) -> bool:
     """A query parameter that is 1 (also ``true``) or 0."""
-    said = query.get(name, "0").lower()
-    if said not in ("0", "1", "true", "false", ""):
-        raise InvalidRequest(f"{name}={said[:40]} is neither 1 nor 0", do=f"Correct {name}.")
-    return said in ("1", "true")
+    value = query.get(name, "0").lower()
+    if value not in ("0", "1", "true", "false", ""):
+        raise InvalidRequest(f"{name}={value[:40]} is neither 1 nor 0", do=f"Correct {name}.")
+    return value in ("1", "true")

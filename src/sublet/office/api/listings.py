@@ -40,10 +40,10 @@ TROUBLES_S: Final = 1.0
 async def guests(service: ApiService, call: ApiCall) -> ApiReply:
     """What runs, oldest first; a tenant sees what is its own, an operator everything."""
     most = int(number(call.query, "limit", most=GUESTS_MAX)) or GUESTS_MAX
-    asked = ListGuests(ended=flag(call.query, "all"), after=int(number(call.query, "after", most=NUMBER_MAX)))
+    request = ListGuests(ended=flag(call.query, "all"), after=int(number(call.query, "after", most=NUMBER_MAX)))
     if "lease" in call.query:
         call.id = call.query["lease"]
-        asked = replace(asked, lease=service.lease(call).id)
+        request = replace(request, lease=service.lease(call).id)
     found: list[GuestEntry] = []
     if service.list_guests is None:
         return json_reply(found)
@@ -51,11 +51,11 @@ async def guests(service: ApiService, call: ApiCall) -> ApiReply:
     try:
         async with asyncio.timeout(ANSWER_S):
             while len(found) < most:
-                page = await service.list_guests(asked)
+                page = await service.list_guests(request)
                 found += [_entry(guest) for guest in page.guests if me.operator or guest.tenant == me.tenant]
                 if not page.more:
                     break
-                asked = replace(asked, after=page.more)
+                request = replace(request, after=page.more)
     except TimeoutError:
         raise Disconnected("the supervisor of this machine does not answer", do="Try again in a moment.") from None
     return json_reply(found[:most])

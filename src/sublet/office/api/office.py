@@ -84,17 +84,17 @@ async def status(service: ApiService, call: ApiCall) -> ApiReply:
     """The office and its devices. Only operators are shown the leases of others and how many there are, the process
     and folder of the office, and the head of the audit chain."""
     me, state, now = service.identity, service.driver.ledger.state, service.driver.now()
-    tenant, is_told = call.caller.tenant, call.caller.operator
+    tenant, is_operator = call.caller.tenant, call.caller.operator
     shown: set[LeaseId] | None = None
-    if not is_told:
+    if not is_operator:
         shown = {lease.id for lease in state.leases.values() if lease.tenant == tenant}
     quarantined = [view for resource in state.resources.values() for view in fence_views(resource)]
     return json_reply(
         StatusView(
-            pid=me.pid if is_told else 0,
+            pid=me.pid if is_operator else 0,
             version=me.version,
             wire=WIRE_VERSION,
-            home=str(me.home) if is_told else "",
+            home=str(me.home) if is_operator else "",
             incarnation=state.books.incarnation,
             started_at=rfc3339(me.started_wall_ns),
             uptime=seconds(now.ns - me.started_ns),
@@ -103,10 +103,10 @@ async def status(service: ApiService, call: ApiCall) -> ApiReply:
             shared=me.shared,
             nodes=[node_view(node) for node in state.nodes.values()],
             devices=[device_view(resource, shown) for resource in state.resources.values()],
-            live=state.live_count if is_told else state.held_by(tenant).leases,
-            queued=state.queued_count if is_told else state.waiting_of(tenant),
+            live=state.live_count if is_operator else state.held_by(tenant).leases,
+            queued=state.queued_count if is_operator else state.waiting_of(tenant),
             quarantined=sum(1 for view in quarantined if shown is None or view.lease in shown),
-            audit_head=service.archive.head() if is_told else "",
+            audit_head=service.archive.head() if is_operator else "",
             supervisor_silent=service.supervisor_silent_s(),
             disk_short=service.why_no_room(),
             estimates=service.counting.estimates(),

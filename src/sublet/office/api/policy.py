@@ -154,14 +154,14 @@ def arrangement_views(
     given = frozenset(limits.lines)
     holds, file = _rows(found, given), _rows(wanted, given)
     for path, row in {**holds, **{path: row for path, row in file.items() if path in given}}.items():
-        now, said, line = holds.get(path), file.get(path), limits.lines.get(path)
+        now, in_file, line = holds.get(path), file.get(path), limits.lines.get(path)
         says, text = row.key.says, "none" if now is None else now.text
-        if line is None or said is None:
+        if line is None or in_file is None:
             source = "default" if row.value is not None and row.value == row.key.default else "command"
-        elif text == said.text:
+        elif text == in_file.text:
             source = f"{FILE} line {line}"
         else:
-            source = f"command ({FILE} line {line} has {said.text})"
+            source = f"command ({FILE} line {line} has {in_file.text})"
         if row.key.unit is PolicyUnit.NAMES and (few := sorted(absent.intersection(text.split(", ")))):
             says = f"{says}; not there yet: {', '.join(few)}"
         yield LimitView(

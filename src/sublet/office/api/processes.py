@@ -95,7 +95,7 @@ class ProcessTable:
         self._pidfd_open = pidfd_open
         self._boot_id = _text(f"{proc}/sys/kernel/random/boot_id")
         self._namespaces = " ".join(_link(f"{proc}/self/ns/{kind}") for kind in ("pid", "time"))
-        self._said_exhausted = False
+        self._is_exhausted_logged = False
 
     def of_peer(self, sock: PeerSocket, own_pid: int, accepted_ns: int) -> ProcessRecord | None:
         """The process that connected; None where it cannot be seen.
@@ -205,8 +205,8 @@ class ProcessTable:
         return None
 
     def _log_exhausted(self, error: OSError) -> None:
-        if error.errno in _NO_DESCRIPTORS and not self._said_exhausted:
-            self._said_exhausted = True
+        if error.errno in _NO_DESCRIPTORS and not self._is_exhausted_logged:
+            self._is_exhausted_logged = True
             _log.warning(
                 "processes of holders cannot be watched (%s): the leases of those that die now end later, "
                 "at the latest by their time to live. Raise the limit of open files (ulimit -n).",
@@ -243,7 +243,7 @@ class PeerConnection:
         self.tenants: set[TenantId] = set()
         """Whose requests came over the connection; it is one, unless the program has several tokens."""
 
-    def asked_as(self, tenant: TenantId) -> None:
+    def note_tenant(self, tenant: TenantId) -> None:
         """A request of this tenant came."""
         if len(self.tenants) < TENANTS_MAX:
             self.tenants.add(tenant)

@@ -375,7 +375,7 @@ class ApiService:
     def count_shared(self, origin: Origin, now_ns: int) -> None:
         """A request came over a shared socket, whosever it is."""
         try:
-            self.shared.asked(origin, now_ns)
+            self.shared.on_request(origin, now_ns)
         except TooManyOfUser:
             self.limit("shared_requests")
             raise

@@ -265,7 +265,7 @@ def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None, *, save
 
 def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> DeviceView:
     """``shown``: the leases the caller may know of; None shows all."""
-    there = [piece for piece in resource.slices.values() if piece.state is not SliceState.RETAINED]
+    leased = [piece for piece in resource.slices.values() if piece.state is not SliceState.RETAINED]
     taken = resource.used + (0 if resource.foreign is None else resource.foreign.amount)
     return DeviceView(
         id=resource.id,
@@ -277,7 +277,7 @@ def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> 
         free=max(0, resource.device.capacity - taken) if resource.state is SliceState.FREE else 0,
         state=resource.state.value,
         detail=resource.detail or ("" if resource.foreign is None else resource.foreign.detail),
-        leases=sorted({s.lease for s in there if shown is None or s.lease in shown}),
+        leases=sorted({s.lease for s in leased if shown is None or s.lease in shown}),
         suspend=resource.device.suspend.value,
     )
 

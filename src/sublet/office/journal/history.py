@@ -23,7 +23,7 @@ from sublet.wire.decoders import decoder
 from sublet.wire.http import BillLine
 from sublet.wire.orders import Metered, Part, Saved
 
-_Told = (
+_AuditedEvent = (
     ev.NodeJoined
     | ev.TenantSet
     | ev.Queued
@@ -40,8 +40,8 @@ _Told = (
     | ev.VolumeLost
     | ev.VolumeRemoved
 )
-_KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
-_decode: Final = decoder(_Told).decode
+_KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _AuditedEvent.__args__)
+_decode: Final = decoder(_AuditedEvent).decode
 
 
 class _Lease:
@@ -137,18 +137,18 @@ class AuditHistory:
                 self._apply(_decode(record.body), record.ns, record.wall_ns)
         return self
 
-    def _apply(self, event: _Told, ns: int, wall_ns: int) -> None:
+    def _apply(self, event: _AuditedEvent, ns: int, wall_ns: int) -> None:
         match event:
             case ev.NodeJoined():
                 self._models.update((device.id, device.model) for device in event.inventory.devices)
             case ev.TenantSet():
                 self._groups[event.tenant.id] = event.tenant.group or DEFAULT_GROUP
             case ev.Queued():
-                asked, tenant = event.lease, event.lease.tenant
-                self._leases[asked.id] = _Lease(
-                    tenant, self._group(tenant), asked.labels, ns, pays_priority=asked.pays_priority
+                request, tenant = event.lease, event.lease.tenant
+                self._leases[request.id] = _Lease(
+                    tenant, self._group(tenant), request.labels, ns, pays_priority=request.pays_priority
                 )
-                self._open.add(asked.id)
+                self._open.add(request.id)
             case ev.Granted():
                 self._start(event.lease, event.parts, ns, wall_ns)
             case ev.Ungranted():

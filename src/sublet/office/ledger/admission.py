@@ -17,7 +17,7 @@ from sublet.office.ledger import budgets, burst_credit, replacement
 from sublet.office.ledger.answers import Refusal, RefusalCode
 from sublet.office.ledger.commands import Acquire
 from sublet.office.ledger.free_capacity import Room
-from sublet.office.ledger.groups import asked_millis, gpu_millis, held_millis, only_within_ceiling, over_ceiling
+from sublet.office.ledger.groups import gpu_millis, held_millis, only_within_ceiling, over_ceiling, wanted_millis
 from sublet.office.ledger.parked_placement import only_where_it_goes_on
 from sublet.office.ledger.placement import (
     ANY_MODEL,
@@ -156,7 +156,7 @@ def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
     """What stands against it, with numbers, if the tenant held so much already; None if nothing does."""
     if quota == NO_QUOTA:
         return None
-    ask = _asked(wants)
+    ask = _amounts_of(wants)
     for name, unit in _QUOTA_UNITS:
         limit = getattr(quota, name)
         if limit is not None and getattr(ask, name) and getattr(held, name) + getattr(ask, name) > limit:
@@ -216,7 +216,7 @@ def own_limit(
     if of_group.ceiling is None:
         return None
     taken = replacement.millis_beside(state, lease)
-    taken += sum(gpu_millis(other.promise) for other in ours) + beside * asked_millis(state, lease.wants)
+    taken += sum(gpu_millis(other.promise) for other in ours) + beside * wanted_millis(state, lease.wants)
     return over_ceiling(state, lease, taken)
 
 
@@ -277,13 +277,13 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0)
 
 def limit_sentence(state: State, lease: LeaseRecord, now: Now) -> str | None:
     """What ``own_limit`` says, for a person who waits: with when the limit resets, where time alone does that."""
-    said = own_limit(state, lease, now)
-    if said is None or said != over_seconds(state, lease, now):
-        return said
+    limit = own_limit(state, lease, now)
+    if limit is None or limit != over_seconds(state, lease, now):
+        return limit
     at_ns = seconds_free_at(state, lease, now)
     if at_ns is None:
-        return said
-    return f"{said}; the limit resets at {_second(now.wall_ns + max(0, at_ns - now.ns))}"
+        return limit
+    return f"{limit}; the limit resets at {_second(now.wall_ns + max(0, at_ns - now.ns))}"
 
 
 def _second(wall_ns: int) -> str:
@@ -301,7 +301,7 @@ def over_own_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int 
 
 def drawing(state: State, lease: LeaseRecord) -> int:
     """What it would draw on the burst credit beside what is drawn already."""
-    return (gpu_millis(lease.parts) or asked_millis(state, lease.wants)) - lease.draws
+    return (gpu_millis(lease.parts) or wanted_millis(state, lease.wants)) - lease.draws
 
 
 def seconds_free_at(state: State, lease: LeaseRecord, now: Now) -> int | None:
@@ -337,8 +337,8 @@ def _over_seconds(state: State, lease: LeaseRecord, used_milli_ns: int, limit: i
     if used_s < limit and used_s + expected_s <= limit:
         return None
     window = format_duration(state.books.usage_window_ns)
-    said = f"{used_s:.0f} of {limit} GPU-seconds are used in the last {window}"
-    return f"{said}, and this is expected to need {expected_s:.0f}" if expected_s else said
+    sentence = f"{used_s:.0f} of {limit} GPU-seconds are used in the last {window}"
+    return f"{sentence}, and this is expected to need {expected_s:.0f}" if expected_s else sentence
 
 
 LESS_OR_HIGHER: Final = "Ask for less, or the operator for a higher limit; waiting does not help."
@@ -388,8 +388,8 @@ def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | No
 def _walled_off(lease: LeaseRecord, state: State, rooms: RoomsByNode) -> Refusal:
     """Tenant local could have it: elsewhere guests cannot use the cards, and the first of them says why."""
     models = next((want.model for want in lease.wants if want.model is not None), None)
-    there = (room for here in rooms.values() for room in here if room.walled)
-    device = next(state.resources[room.resource].device for room in there if models is None or is_model(models, room))
+    walled = (room for node_rooms in rooms.values() for room in node_rooms if room.walled)
+    device = next(state.resources[room.resource].device for room in walled if models is None or is_model(models, room))
     return Refusal(
         code=RefusalCode.UNSUPPORTED,
         reason=f"a guest of a tenant cannot use {card_uuid(device.id) or device.id}, as was found when it was tried "
@@ -403,14 +403,14 @@ def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusa
     do = "Ask for less; `sublet status` shows what there is."
     if want is None:
         return Refusal(code=RefusalCode.TOO_BIG, reason=f"no node has {together(lease.wants)} together", do=do)
-    alike = [room for here in rooms.values() for room in here if room.kind is want.kind]
+    alike = [room for node_rooms in rooms.values() for room in node_rooms if room.kind is want.kind]
     if want.model is not None and not any(is_model(want.model, room) for room in alike):
         return Refusal(
             code=RefusalCode.UNSUPPORTED,
             reason=f"no device here is called {want.model!r}",
             do="`sublet status` shows what they are called; a part of the name will do.",
         )
-    most = max((largest(want, lease.tenant, here, mix=True) for here in rooms.values()), default=0)
+    most = max((largest(want, lease.tenant, node_rooms, mix=True) for node_rooms in rooms.values()), default=0)
     if want.kind is Kind.BLOCK and not most:
         return Refusal(
             code=RefusalCode.TOO_BIG,
@@ -420,7 +420,7 @@ def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusa
     has = amount_text(want.kind, most) if most else "none"
     if want.kind is Kind.GPU and most:
         fitting = [room for room in alike if want.model is None or is_model(want.model, room)]
-        count = max(sum(room in fitting for room in here) for here in rooms.values())
+        count = max(sum(room in fitting for room in node_rooms) for node_rooms in rooms.values())
         has = f"the largest has {count} with {has} each" if count > 1 else f"the largest has {has}"
         if want.count > count:
             has = has if count > 1 else f"the largest has one, with {amount_text(want.kind, most)}"
@@ -446,7 +446,7 @@ def smaller(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Wan
     if all(want.least is None for want in lease.wants):
         return None
     mix = policy.share_across_tenants
-    found = (_smaller_on(lease, here, mix=mix) for here in rooms.values())
+    found = (_smaller_on(lease, node_rooms, mix=mix) for node_rooms in rooms.values())
     return max((less for less in found if less is not None), key=lambda less: [w.amount for w in less], default=None)
 
 
@@ -534,12 +534,12 @@ def price_of(state: State, want: Want, model: str, *, pays_priority: bool) -> in
     return price * want.count * millis // MILLIS_PER_DEVICE
 
 
-def _smaller_on(lease: LeaseRecord, here: Sequence[Room], *, mix: bool) -> tuple[Want, ...] | None:
+def _smaller_on(lease: LeaseRecord, rooms: Sequence[Room], *, mix: bool) -> tuple[Want, ...] | None:
     wants = list(lease.wants)
     for index, want in enumerate(wants):
         if want.least is None:
             continue
-        amount = min(want.amount, largest_each(want, lease.tenant, here, mix=mix))
+        amount = min(want.amount, largest_each(want, lease.tenant, rooms, mix=mix))
         if amount < want.least:
             return None
         if want.kind is not Kind.CPU and MIB < amount < want.amount:
@@ -547,13 +547,16 @@ def _smaller_on(lease: LeaseRecord, here: Sequence[Room], *, mix: bool) -> tuple
             amount = max(amount, want.least)
         wants[index] = msgspec.structs.replace(want, amount=amount)
     found = tuple(wants)
-    return None if fit_on_node(found, lease.tenant, here, mix=mix) is None else found
+    return None if fit_on_node(found, lease.tenant, rooms, mix=mix) is None else found
 
 
 def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> int | None:
     """The largest amount of the first want that is free now."""
     mix = policy.share_across_tenants
-    return max((largest(lease.wants[0], lease.tenant, here, mix=mix) for here in rooms.values()), default=0) or None
+    return (
+        max((largest(lease.wants[0], lease.tenant, node_rooms, mix=mix) for node_rooms in rooms.values()), default=0)
+        or None
+    )
 
 
 def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy, place: int) -> str:
@@ -567,10 +570,10 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy, plac
         leaving = "1 lease has" if len(lease.victims) == 1 else f"{len(lease.victims)} leases have"
         return f"{leaving} notice to make room for yours"
     ahead = place - 1
-    said = not_free(lease) + above_ceiling(lease, state) + out_of_service(lease, state) + in_the_way(lease, state)
+    reason = not_free(lease) + above_ceiling(lease, state) + out_of_service(lease, state) + in_the_way(lease, state)
     if not ahead:
-        return f"{said}; yours is next"
-    return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
+        return f"{reason}; yours is next"
+    return f"{reason}; 1 request goes first" if ahead == 1 else f"{reason}; {ahead} requests go first"
 
 
 def not_free(lease: LeaseRecord) -> str:
@@ -585,9 +588,9 @@ def not_free(lease: LeaseRecord) -> str:
 
 def above_ceiling(lease: LeaseRecord, state: State) -> str:
     """How many devices are so small that its part of them is more than the ceiling of its group leaves."""
-    there = state.rooms_by_node
-    allowed = only_within_ceiling(state, lease, there, replacement.millis_beside(state, lease))
-    above = sum(map(len, there.values())) - sum(map(len, allowed.values()))
+    rooms = state.rooms_by_node
+    allowed = only_within_ceiling(state, lease, rooms, replacement.millis_beside(state, lease))
+    above = sum(map(len, rooms.values())) - sum(map(len, allowed.values()))
     if not above:
         return ""
     count = "1 smaller GPU" if above == 1 else f"{above} smaller GPUs"
@@ -600,13 +603,13 @@ def out_of_service(lease: LeaseRecord, state: State) -> str:
     rooms = [state.rooms[resource.id] for resource in state.resources.values() if resource.device.kind is kind]
     shut = sum(_is_shut(state, room) for room in rooms)
     held = sum(room.quarantined for room in rooms if not _is_shut(state, room))
-    said = [f"{shut} of {len(rooms)} out of service"] if shut else []
+    parts = [f"{shut} of {len(rooms)} out of service"] if shut else []
     walled = 0 if lease.tenant == LOCAL_TENANT else sum(room.walled for room in rooms)
     if walled:
-        said.append(f"{walled} of {len(rooms)} cannot be used by guests of tenants")
+        parts.append(f"{walled} of {len(rooms)} cannot be used by guests of tenants")
     if held:
-        said.append("some of it is quarantined")
-    return f" ({', '.join(said)})" if said else ""
+        parts.append("some of it is quarantined")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _is_shut(state: State, room: Room) -> bool:
@@ -617,7 +620,7 @@ def _is_shut(state: State, room: Room) -> bool:
 def in_the_way(lease: LeaseRecord, state: State) -> str:
     """Other programs that keep a device from this request: the first by name, and how many more there are."""
     want = msgspec.structs.replace(lease.wants[0], count=1)
-    said = []
+    details = []
     for resource in state.resources.values():
         if resource.foreign is not None and resource.state is SliceState.FREE:
             without, with_them = Room.empty(resource), Room.without_leases(resource)
@@ -626,11 +629,11 @@ def in_the_way(lease: LeaseRecord, state: State) -> str:
                 >= want.amount
                 > largest(want, lease.tenant, [with_them], mix=True)
             ):
-                said.append(resource.foreign.detail)
-    if not said:
+                details.append(resource.foreign.detail)
+    if not details:
         return ""
-    more = len(said) - 1
-    return f"; {said[0]}" + (f" (and {more} more device{'s' if more > 1 else ''} alike)" if more else "")
+    more = len(details) - 1
+    return f"; {details[0]}" + (f" (and {more} more device{'s' if more > 1 else ''} alike)" if more else "")
 
 
 def together(wants: tuple[Want, ...]) -> str:
@@ -661,12 +664,12 @@ def amount_text(kind: Kind, amount: int) -> str:
 
 def add_wants(held: Held, wants: tuple[Want, ...]) -> None:
     """What is held with these as well."""
-    ask = _asked(wants)
+    ask = _amounts_of(wants)
     for name, _ in _QUOTA_UNITS:
         setattr(held, name, getattr(held, name) + getattr(ask, name))
 
 
-def _asked(wants: tuple[Want, ...]) -> Held:
+def _amounts_of(wants: tuple[Want, ...]) -> Held:
     ask = Held(leases=1)
     for want in wants:
         match want.kind:

@@ -228,11 +228,11 @@ def check_floors(state: State, groups: Mapping[GroupId, GroupRecord]) -> None:
     rises = next((group for name, group in groups.items() if group.floor > state.group(name).floor), None)
     if rises is None:
         return
-    there, floors = state.capacity[0] // MILLIS_PER_DEVICE, sum(group.floor for group in groups.values())
-    if floors > there:
-        most = max(0, there - floors + rises.floor)
+    devices, floors = state.capacity[0] // MILLIS_PER_DEVICE, sum(group.floor for group in groups.values())
+    if floors > devices:
+        most = max(0, devices - floors + rises.floor)
         raise InvalidRequest(
-            f"floors would add up to {floors} GPUs, and there are {there}",
+            f"floors would add up to {floors} GPUs, and there are {devices}",
             do=f"Give group {rises.id} at most {most}, or lower the floor of another.",
         )
 

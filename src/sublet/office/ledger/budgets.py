@@ -201,8 +201,8 @@ def sentence(budget: BudgetRecord, now: Now) -> str:
     """The reason of a refusal or an end. It says nothing of what others have used."""
     window, _, ends_wall_ns = window_of(budget.per, now.wall_ns)
     limit = money(budget.amount + budget.credits.get(window, 0), budget.currency)
-    said = f"the budget of {account_text(budget)} is used up: {limit} {_per(budget)}"
-    return said if ends_wall_ns is None else f"{said}; it begins anew at {_minute(ends_wall_ns)}"
+    text = f"the budget of {account_text(budget)} is used up: {limit} {_per(budget)}"
+    return text if ends_wall_ns is None else f"{text}; it begins anew at {_minute(ends_wall_ns)}"
 
 
 def reached(budget: BudgetRecord, event: ev.BudgetReached) -> str:

@@ -198,13 +198,13 @@ def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, 
     _check_room(state, resource, (len(slices), exclusive, quarantined, stays, leaving), tenants)
 
 
-def _check_room(state: State, resource: ResourceRecord, there: tuple[int, ...], tenants: dict[TenantId, int]) -> None:
-    """What placement sees of it, against what it is and what is ``there``."""
+def _check_room(state: State, resource: ResourceRecord, actual: tuple[int, ...], tenants: dict[TenantId, int]) -> None:
+    """What placement sees of it, against ``actual``, what it is."""
     room, device, others = state.rooms[resource.id], resource.device, resource.foreign
     foreign, blocked = (0, False) if others is None else (others.amount, others.blocks)
     free = device.capacity - foreign - resource.used
     seen = room.slices, room.exclusive, room.quarantined, room.stays, room.leaving
-    assert (seen, room.tenants) == (there, tenants) and (
+    assert (seen, room.tenants) == (actual, tenants) and (
         (room.capacity, room.free, room.foreign, room.blocked) == (device.capacity, free, foreign, blocked)
         and (room.kind, room.model) == (device.kind, device.model)
         and (room.partition, room.one_process) == (device.partition, device.one_process)

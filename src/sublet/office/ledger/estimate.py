@@ -54,8 +54,8 @@ def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Po
     if ahead > AHEAD_MAX:
         return None
     rooms = only_within_ceiling(state, lease, state.rooms_by_node, millis_beside(state, lease))
-    nodes = [here for node, here in rooms.items() if matches(state, node, lease.selector)]
-    times = [_free_at(lease, here, state, now, policy) for here in nodes]  # of each node, by want
+    nodes = [node_rooms for node, node_rooms in rooms.items() if matches(state, node, lease.selector)]
+    times = [_free_at(lease, node_rooms, state, now, policy) for node_rooms in nodes]  # of each node, by want
     alone = [_on_node(lease, free_at) for free_at in times]
     soonest = min((at for at in alone if at is not None), default=None)
     if soonest is None:
@@ -64,9 +64,9 @@ def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Po
     return max(0, soonest - now.ns, in_turn - now.ns)
 
 
-def _free_at(lease: LeaseRecord, here: Iterable[Room], state: State, now: Now, policy: Policy) -> list[list[int]]:
+def _free_at(lease: LeaseRecord, node_rooms: Iterable[Room], state: State, now: Now, policy: Policy) -> list[list[int]]:
     """For each of its wants, when the rooms of a node are free for it; without those of which that cannot be told."""
-    rooms = list(here)
+    rooms = list(node_rooms)
     return [
         sorted(at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None)
         for want in lease.wants
@@ -113,9 +113,9 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
         return kept_ns
     slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)
     ours = [p for p in slices if p.lease in state.leases and not p.volume]  # how long a volume stays is not known
-    there = [p for p in ours if p.state is not SliceState.QUARANTINED]
-    leaving = sorted((leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
-    strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in there if p.tenant != tenant]
+    in_use = [p for p in ours if p.state is not SliceState.QUARANTINED]
+    leaving = sorted((leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in in_use)
+    strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in in_use if p.tenant != tenant]
     soonest = max((leaves_at(state.leases[lease], now, policy) for lease in strangers), default=now.ns)
     soonest = max(soonest, kept_ns)
     free = room.free

@@ -109,8 +109,8 @@ def explain(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, poli
     if lease.status is LeaseStatus.QUEUED:
         return _waiting(lease, rooms, state, now, policy)
     if lease.end is not None:
-        said = f": {lease.end.detail}" if lease.end.detail else ""
-        text = f"it ended ({lease.end.reason}{said})"
+        detail = f": {lease.end.detail}" if lease.end.detail else ""
+        text = f"it ended ({lease.end.reason}{detail})"
         return Explanation(lease, text, reasons=(Reason(ReasonKind.END, text),))
     return _held(lease, state, now, policy)
 
@@ -185,7 +185,7 @@ def _blockers(
 
 def _reserved(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now) -> Iterator[Reason]:
     """Devices that it does not see, since reservations keep them for other groups."""
-    seen = {room.resource for here in rooms.values() for room in here}
+    seen = {room.resource for node_rooms in rooms.values() for room in node_rooms}
     own = state.group_of(lease.tenant)
     hidden = [
         name
@@ -205,8 +205,8 @@ def _no_room(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, pol
         return
     kinds, floors = kinds_of(lease), Floors(state)
     inside = floors.has_room_for(lease)
-    there = [room.resource for here in rooms.values() for room in here if room.kind in kinds]
-    pieces = [piece for resource in there for piece in state.resources[resource].slices.values()]
+    resources = [room.resource for node_rooms in rooms.values() for room in node_rooms if room.kind in kinds]
+    pieces = [piece for resource in resources for piece in state.resources[resource].slices.values()]
     if any(piece.state is SliceState.TEARDOWN for piece in pieces):
         yield Reason(ReasonKind.CLEARING, "some of what it asks for is being cleared after its last lease")
     holders = tuple(
@@ -218,16 +218,16 @@ def _no_room(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, pol
         if state.promises:
             yield Reason(ReasonKind.ROOM, "what it asks for is reserved for a request with priority")
         return
-    said = f"{_leases(len(holders))} what it asks for"
+    text = f"{_leases(len(holders))} what it asks for"
     leaving_ns = min(leaves_at(holder, now, policy) for holder in holders)
-    said += f"; the first ends in {_in(leaving_ns, now)} unless it is renewed"
+    text += f"; the first ends in {_in(leaving_ns, now)} unless it is renewed"
     takable = [at for h in holders if (at := _takable_at(h, lease, state, now, policy, inside=inside)) is not None]
     taken_ns = min(takable, default=None)
     if taken_ns is None:
-        said += "; none of them may be taken for it, by their tiers"
+        text += "; none of them may be taken for it, by their tiers"
     elif taken_ns > now.ns:
-        said += f"; the first may be taken for it in {_in(taken_ns, now)}"
-    yield Reason(ReasonKind.ROOM, said, taken_ns, holders)
+        text += f"; the first may be taken for it in {_in(taken_ns, now)}"
+    yield Reason(ReasonKind.ROOM, text, taken_ns, holders)
     if taken_ns is not None and taken_ns <= now.ns and floors.any:
         yield Reason(ReasonKind.FLOOR, "what could be taken for it is kept for other groups by their floors")
 
@@ -280,17 +280,17 @@ def _advice(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, poli
             yield "leave the model out: another one is free now"
     best = max((tier for tier in Tier if tier.rank <= _tier_max(lease, state).rank), key=lambda tier: tier.rank)
     if best.rank > lease.tier.rank:
-        here = position(state, lease, now.ns, policy) - 1
-        there = position(state, msgspec.structs.replace(lease, tier=best), now.ns, policy) - 1
-        if there < here:
-            left = f"only {there} of the {here} requests" if there else "no request"
+        now_ahead = position(state, lease, now.ns, policy) - 1
+        then_ahead = position(state, msgspec.structs.replace(lease, tier=best), now.ns, policy) - 1
+        if then_ahead < now_ahead:
+            left = f"only {then_ahead} of the {now_ahead} requests" if then_ahead else "no request"
             yield f"ask in tier {best}: {left} would go first"
     price = state.rates.priority
     if price is not None and not lease.has_priority and Kind.GPU in kinds_of(lease):
-        here = position(state, lease, now.ns, policy) - 1
-        there = position(state, msgspec.structs.replace(lease, has_priority=True), now.ns, policy) - 1
-        if there < here:
-            left = f"only {there} of the {here} requests" if there else "no request"
+        now_ahead = position(state, lease, now.ns, policy) - 1
+        then_ahead = position(state, msgspec.structs.replace(lease, has_priority=True), now.ns, policy) - 1
+        if then_ahead < now_ahead:
+            left = f"only {then_ahead} of the {now_ahead} requests" if then_ahead else "no request"
             cost = f"{money(price, state.rates.currency)} an hour for a GPU, beside its price"
             yield f"pay for priority ({cost}): {left} would go first"
 

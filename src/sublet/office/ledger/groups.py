@@ -26,7 +26,7 @@ def gpu_millis(parts: Sequence[Part]) -> int:
     return amounts_of(parts)[0]
 
 
-def asked_millis(state: State, wants: Sequence[Want]) -> int:
+def wanted_millis(state: State, wants: Sequence[Want]) -> int:
     """How much of devices these wants will be; for a part of a device, of the largest there is."""
     found = 0
     for want in wants:
@@ -44,12 +44,12 @@ def over_ceiling(state: State, lease: LeaseRecord, held_millis: int) -> str | No
     group = state.group(state.group_of(lease.tenant))
     if group.ceiling is None:
         return None
-    asked = gpu_millis(lease.promise) or asked_millis(state, lease.wants)
-    if not asked or held_millis + asked <= group.ceiling * MILLIS_PER_DEVICE:
+    wanted = gpu_millis(lease.promise) or wanted_millis(state, lease.wants)
+    if not wanted or held_millis + wanted <= group.ceiling * MILLIS_PER_DEVICE:
         return None
     return (
         f"the ceiling of group {group.id} is {_gpus(group.ceiling * MILLIS_PER_DEVICE)}, "
-        f"{held_millis / MILLIS_PER_DEVICE:g} held and {asked / MILLIS_PER_DEVICE:g} asked"
+        f"{held_millis / MILLIS_PER_DEVICE:g} held and {wanted / MILLIS_PER_DEVICE:g} asked"
     )
 
 
@@ -71,8 +71,8 @@ def only_within_ceiling(state: State, lease: LeaseRecord, rooms: RoomsByNode, he
         return rooms
     most = left // want.count
     return {
-        node: [room for room in here if room.kind is not Kind.GPU or room.millis_of(want.amount) <= most]
-        for node, here in rooms.items()
+        node: [room for room in node_rooms if room.kind is not Kind.GPU or room.millis_of(want.amount) <= most]
+        for node, node_rooms in rooms.items()
     }
 
 
@@ -105,8 +105,8 @@ class Floors:
         """Whether the request is inside the floor of its group, if a part of a device is of the largest there is."""
         if not self.any:
             return False
-        group, asked = self._state.group_of(request.tenant), asked_millis(self._state, request.wants)
-        return asked > 0 and self._level(group) + asked <= self._state.group(group).floor * MILLIS_PER_DEVICE
+        group, wanted = self._state.group_of(request.tenant), wanted_millis(self._state, request.wants)
+        return wanted > 0 and self._level(group) + wanted <= self._state.group(group).floor * MILLIS_PER_DEVICE
 
     def rooms_inside(self, request: LeaseRecord, rooms: Sequence[Room]) -> Sequence[Room]:
         """Those on which the request is inside the floor: the smaller the device, the more of it is the same amount."""

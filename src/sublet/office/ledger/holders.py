@@ -448,12 +448,14 @@ def _too_few(step: Step, lease: LeaseRecord, command: cmd.AcquireMany, found: in
     never = admission.never_fits(lease, step.state, step.policy)
     if never is not None:
         return never
-    asked = f"{command.at_least} leases with {admission.together(lease.wants)} each"
+    wanted = f"{command.at_least} leases with {admission.together(lease.wants)} each"
     if own_limit is not None:
-        return Refusal(code=RefusalCode.QUOTA, reason=f"{asked} are too many: {own_limit}", do=QuotaExceeded.default_do)
+        return Refusal(
+            code=RefusalCode.QUOTA, reason=f"{wanted} are too many: {own_limit}", do=QuotaExceeded.default_do
+        )
     return Refusal(
         code=RefusalCode.CAPACITY,
-        reason=f"{asked} are not free now{admission.out_of_service(lease, step.state)}; {found} would fit",
+        reason=f"{wanted} are not free now{admission.out_of_service(lease, step.state)}; {found} would fit",
         do="Ask again later, or for fewer.",
     )
 
@@ -569,18 +571,18 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
             )
             do = f"Wait in line for it: other members of your group have what its limit allows{when}."
         in_ns = None if at_ns is None else max(0, at_ns - step.now.ns)
-        said = admission.limit_sentence(state, lease, step.now) or own_limit
-        return Refusal(code=RefusalCode.QUOTA, reason=said, do=do, estimate_ns=in_ns)
+        reason = admission.limit_sentence(state, lease, step.now) or own_limit
+        return Refusal(code=RefusalCode.QUOTA, reason=reason, do=do, estimate_ns=in_ns)
     waits = why_not_yet(step.state, lease)
     if waits is not None:
         return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait in line for it.")
     other = admission.other_model_that_fits(lease, step.state, rooms, step.policy)
     fewer = admission.fewer_gpus(lease, rooms, step.policy)
     none = "no matching GPU is free" if want.kind is Kind.GPU else "nothing is free"
-    said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else none
+    reason = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else none
     return Refusal(
         code=RefusalCode.CAPACITY,
-        reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {said}"
+        reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {reason}"
         f"{admission.in_the_way(lease, step.state)}",
         do=f"Wait in line for it, or ask for {other or fewer or 'less'}.",
         would_fit=free,

@@ -81,7 +81,7 @@ class _Crowd:
     alone_use: defaultdict[TenantId, int] = field(default_factory=lambda: defaultdict(int))
     alone_all: defaultdict[TenantId, int] = field(default_factory=lambda: defaultdict(int))
     """What it had, and what all had, meanwhile."""
-    there: set[TenantId] = field(default_factory=set)
+    present: set[TenantId] = field(default_factory=set)
     """The tenants that had something, or waited, while any tenant waited."""
 
     def advance(self, length_ns: int) -> None:
@@ -89,7 +89,7 @@ class _Crowd:
             return
         self.crowded_ns += length_ns
         self.all_use += self.total * length_ns
-        self.there.update(self.waiting)
+        self.present.update(self.waiting)
         if len(self.waiting) == 1:
             [tenant] = self.waiting
             self.alone_ns[tenant] += length_ns
@@ -115,7 +115,7 @@ class _Crowd:
         self.since_ns[tenant] = self.crowded_ns
         if length_ns and self.held[tenant]:
             self.use[tenant] += self.held[tenant] * length_ns
-            self.there.add(tenant)
+            self.present.add(tenant)
 
 
 def noisy(
@@ -192,11 +192,11 @@ def _by_use(
 ) -> list[NoisyTenant]:
     groups: defaultdict[GroupId, int] = defaultdict(int)
     """The weights of its tenants together."""
-    for tenant in crowd.there:
+    for tenant in crowd.present:
         groups[group_of(tenant)] += weight_of_tenant(tenant)
     all_groups = sum(map(weight_of_group, groups))
     found = []
-    for tenant in sorted(crowd.there):
+    for tenant in sorted(crowd.present):
         others_ns = crowd.crowded_ns - crowd.alone_ns[tenant]
         all_use = crowd.all_use - crowd.alone_all[tenant]
         if others_ns < CROWDED_NS or not all_use:

@@ -22,10 +22,10 @@ def only_where_it_goes_on(
     under = state.leases.get(lease.resume.lease)
     if under is None or under.parks is None or under.node is None or under.status not in LIVE_STATES:
         return {}
-    here, parks = rooms.get(under.node), under.parks
-    if here is None or not (parks.holds or ever):
+    node_rooms, parks = rooms.get(under.node), under.parks
+    if node_rooms is None or not (parks.holds or ever):
         return {}
-    return {under.node: [room for room in here if _may_come_to(state, parks, room)]}
+    return {under.node: [room for room in node_rooms if _may_come_to(state, parks, room)]}
 
 
 def _may_come_to(state: State, parks: Parks, room: Room) -> bool:

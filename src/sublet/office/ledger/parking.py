@@ -70,7 +70,7 @@ def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord, int], R
         return
     ability = _ability(step.state, lease)
     if report.amount < 1 and not report.why:
-        _without_parking(step, lease, nothing_there=True)
+        _without_parking(step, lease, has_nothing=True)
         return
     if ability is Suspend.NONE or report.why:
         if report.why or (lease.notice is not None and lease.notice.when_safe):
@@ -79,8 +79,8 @@ def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord, int], R
         return
     parking = _record(step, lease, report, ability)
     over = admission.over_quotas(step.state, parking)
-    here = rooms_for(step.state, parking, step.now.ns).get(lease.node, ()) if lease.node is not None else ()
-    parts = None if over else fit_on_node(parking.wants, lease.tenant, here, mix=True)
+    node_rooms = rooms_for(step.state, parking, step.now.ns).get(lease.node, ()) if lease.node is not None else ()
+    parts = None if over else fit_on_node(parking.wants, lease.tenant, node_rooms, mix=True)
     if parts is None:
         needed = format_size(report.amount)
         _deny(step, lease, over or f"{needed} of memory would be needed for it on its machine, and are not free")
@@ -150,7 +150,7 @@ def _give_way(step: Transaction, lease: LeaseRecord, *, is_idle: bool = False, i
 
 
 def _without_parking(
-    step: Transaction, lease: LeaseRecord, *, nothing_there: bool = False, is_safe: bool = False
+    step: Transaction, lease: LeaseRecord, *, has_nothing: bool = False, is_safe: bool = False
 ) -> None:
     """The guests of an idle lease will not be parked. Without guests, or with nothing left to save, it ends now; else
     they have until the bound to save. If something runs again meanwhile, that would be lost, and the lease stays."""
@@ -159,7 +159,7 @@ def _without_parking(
         return
     if lease.idle_since_ns is None:
         _stays(step, lease, notice)
-    elif nothing_there:
+    elif has_nothing:
         step.end(lease, notice.reason, notice.detail)
     elif is_safe:
         take(step, lease, notice)

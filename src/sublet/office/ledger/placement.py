@@ -29,8 +29,8 @@ def fit(wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, *, mix: boo
     """The node and the parts for all wants, or None. ``mix`` lets tenants share a device. Of several models the first
     that fits on any node is taken."""
     for alternative in _alternatives(wants):
-        for node, here in rooms.items():
-            parts = _on_node(alternative, tenant, here, mix=mix)
+        for node, node_rooms in rooms.items():
+            parts = _on_node(alternative, tenant, node_rooms, mix=mix)
             if parts is not None:
                 return node, parts
     return None
@@ -41,14 +41,14 @@ def fit_many(
 ) -> list[tuple[NodeId, list[Part]]]:
     """Where ``fit`` would place the same wants one time after the other, ``most`` times or as often as they fit."""
     found: list[tuple[NodeId, list[Part]]] = []
-    for node, rooms_here in rooms.items():
+    for node, node_rooms in rooms.items():
         if len(found) == most:
             break
-        if fit_on_node(wants, tenant, rooms_here, mix=mix) is None:
+        if fit_on_node(wants, tenant, node_rooms, mix=mix) is None:
             continue
-        here = [room.copy() for room in rooms_here]
-        by_id = {room.resource: room for room in here}
-        while len(found) < most and (parts := fit_on_node(wants, tenant, here, mix=mix)) is not None:
+        copies = [room.copy() for room in node_rooms]
+        by_id = {room.resource: room for room in copies}
+        while len(found) < most and (parts := fit_on_node(wants, tenant, copies, mix=mix)) is not None:
             for part in parts:
                 by_id[part.resource].take(part, tenant)
             found.append((node, parts))
@@ -79,7 +79,7 @@ class FreeRooms:
     most of which fits into none of them. As long as nothing becomes free, what did not fit does not fit later."""
 
     def __init__(self, rooms: RoomsByNode) -> None:
-        self._rooms = {node: [room for room in here if room.free > 0] for node, here in rooms.items()}
+        self._rooms = {node: [room for room in node_rooms if room.free > 0] for node, node_rooms in rooms.items()}
         self._too_much: set[Sequence[Want]] = set()
 
     def have_room_for(self, wants: tuple[Want, ...]) -> bool:
@@ -90,7 +90,7 @@ class FreeRooms:
 
     def have_room_outside(self, closed: Container[NodeId], wants: tuple[Want, ...]) -> bool:
         """The same on a node that is not closed."""
-        rooms = {node: here for node, here in self._rooms.items() if node not in closed}
+        rooms = {node: node_rooms for node, node_rooms in self._rooms.items() if node not in closed}
         return fit(wants, LOCAL_TENANT, rooms, mix=True) is not None  # to whom every room is open
 
 

@@ -306,15 +306,17 @@ def plan(
     floors, among = Floors(state), takeable.leases
     is_inside = floors.has_room_for(request)
 
-    def plan_on(node: NodeId, here: Sequence[Room]) -> PreemptionPlan | None:
+    def plan_on(node: NodeId, node_rooms: Sequence[Room]) -> PreemptionPlan | None:
         found = None
         if is_inside:
-            inside = floors.rooms_inside(request, here)
+            inside = floors.rooms_inside(request, node_rooms)
             found = _plan_on_node(request, node, inside, floors, state, now_ns, policy, among, inside_floor=True)
-        return found or _plan_on_node(request, node, here, floors, state, now_ns, policy, among, inside_floor=False)
+        return found or _plan_on_node(
+            request, node, node_rooms, floors, state, now_ns, policy, among, inside_floor=False
+        )
 
     nodes = (entry for entry in soon.items() if takeable.are_on(entry[0]))
-    plans = (found for node, here in nodes if (found := plan_on(node, here)) is not None)
+    plans = (found for node, node_rooms in nodes if (found := plan_on(node, node_rooms)) is not None)
     best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
     if best is not None:
         lowers = best.potential_lost < weight(standing_of_request(request.tier))
@@ -325,7 +327,7 @@ def plan(
 def _plan_on_node(
     request: LeaseRecord,
     node: NodeId,
-    here: Sequence[Room],
+    node_rooms: Sequence[Room],
     floors: Floors,
     state: State,
     now_ns: int,
@@ -334,11 +336,11 @@ def _plan_on_node(
     *,
     inside_floor: bool,
 ) -> PreemptionPlan | None:
-    candidates = _candidates(request, here, state, now_ns, policy, among, inside_floor=inside_floor)
+    candidates = _candidates(request, node_rooms, state, now_ns, policy, among, inside_floor=inside_floor)
     if not candidates:
         return None
     mix = policy.share_across_tenants
-    rooms = {room.resource: room.copy() for room in here}
+    rooms = {room.resource: room.copy() for room in node_rooms}
     chosen: list[Victim] = []
     for candidate in candidates:
         if floors.any and not _group_may_lose(candidate, chosen, request, floors, state):
@@ -375,17 +377,17 @@ def _group_may_lose(
 
 def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
     """The rooms as they will be once everything is torn down that is not promised. Those that change are copies."""
-    spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
+    promised_away = {lease for promised in state.promises for lease in state.leases[promised].victims}
     return {
-        node: [_without_leaving(room, state, spoken_for) if room.leaving else room for room in here]
-        for node, here in rooms.items()
+        node: [_without_leaving(room, state, promised_away) if room.leaving else room for room in node_rooms]
+        for node, node_rooms in rooms.items()
     }
 
 
-def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room:
+def _without_leaving(room: Room, state: State, promised_away: set[LeaseId]) -> Room:
     copied = False
     for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
-        if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
+        if piece.state is SliceState.TEARDOWN and piece.lease not in promised_away:
             if not copied:
                 room, copied = room.copy(), True
             room.give_back(piece.part, piece.tenant)
@@ -394,7 +396,7 @@ def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room
 
 def _candidates(
     request: LeaseRecord,
-    here: Sequence[Room],
+    node_rooms: Sequence[Room],
     state: State,
     now_ns: int,
     policy: Policy,
@@ -405,7 +407,7 @@ def _candidates(
     """Leases that could be preempted, the lowest priority and the least work to lose first."""
     kinds = kinds_of(request)
     leases: dict[LeaseId, None] = {}
-    for room in here:
+    for room in node_rooms:
         if room.kind in kinds:
             for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
                 if among is None or piece.lease in among:

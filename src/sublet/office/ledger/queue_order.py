@@ -24,7 +24,7 @@ from itertools import islice, takewhile
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger.fairness import SHARED_KINDS, Account, amounts_of, share
-from sublet.office.ledger.groups import asked_millis, is_within_floor
+from sublet.office.ledger.groups import is_within_floor, wanted_millis
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.state import Lane, State, Waiting, lane_of, waiting
@@ -183,15 +183,15 @@ def yields_after_maximum(state: State, lease: LeaseRecord, request: LeaseRecord,
             count(holder, amounts_of(other.parts), -1)
             count(request.tenant, amounts_of(other.parts), +1)
     count(holder, amounts_of(lease.parts), -1)
-    count(request.tenant, _asked_amounts(state, request), +1)
+    count(request.tenant, _wanted_amounts(state, request), +1)
     shares = Shares(state, now_ns, policy)
     after = {name: shares.after_part_of_a_turn(accounts[name], levels[name], weights[name]) for name in (mine, theirs)}
     return after[theirs] < after[mine]
 
 
-def _asked_amounts(state: State, request: LeaseRecord) -> list[int]:
+def _wanted_amounts(state: State, request: LeaseRecord) -> list[int]:
     """What it would hold, as in an account."""
-    found = [asked_millis(state, request.wants), 0, 0]
+    found = [wanted_millis(state, request.wants), 0, 0]
     for want in request.wants:
         if want.kind in (Kind.CPU, Kind.MEMORY):
             found[SHARED_KINDS.index(want.kind)] += want.amount

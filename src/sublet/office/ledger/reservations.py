@@ -67,10 +67,10 @@ def rooms_seen(state: State, lease: LeaseRecord, rooms: RoomsByNode) -> RoomsByN
     group, spot = state.group_of(lease.tenant), lease.tier is Tier.SPOT
     nodes = {state.resources[resource].node for resource in state.reserved_by}
     return {
-        node: [seen for room in here if (seen := _seen(state, room, group, spot)) is not None]
+        node: [seen for room in node_rooms if (seen := _seen(state, room, group, spot)) is not None]
         if node in nodes
-        else here
-        for node, here in rooms.items()
+        else node_rooms
+        for node, node_rooms in rooms.items()
     }
 
 
@@ -212,8 +212,10 @@ def _models_needed(state: State, reservation: ReservationRecord, span: Span) -> 
 
 
 def _in_service(state: State) -> Iterator[Room]:
-    for here in state.rooms_by_node.values():
-        yield from (room for room in here if room.kind is Kind.GPU and not room.partition and not room.quarantined)
+    for node_rooms in state.rooms_by_node.values():
+        yield from (
+            room for room in node_rooms if room.kind is Kind.GPU and not room.partition and not room.quarantined
+        )
 
 
 def _is_open(state: State, room: Room, reservation: ReservationRecord) -> bool:
@@ -249,17 +251,17 @@ def _strangers(state: State, reservation: ReservationRecord, resource: ResourceI
     """Leases of other groups on the device."""
     for piece in list(state.resources[resource].slices.values()):
         lease = state.leases.get(piece.lease)
-        is_there = lease is not None and piece.state is SliceState.LEASED
-        if lease is not None and is_there and state.group_of(lease.tenant) != reservation.group:
+        is_leased = lease is not None and piece.state is SliceState.LEASED
+        if lease is not None and is_leased and state.group_of(lease.tenant) != reservation.group:
             yield lease
 
 
 def _drop_promises(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
     """Requests of other groups to which parts of its devices were promised wait again, but for what is lent."""
     for promised in [step.state.leases[lease] for lease in step.state.promises]:
-        is_there = any(part.resource in reserved.resources for part in promised.promise)
+        is_inside = any(part.resource in reserved.resources for part in promised.promise)
         is_lent = reserved.lends and promised.tier is Tier.SPOT
-        if is_there and not is_lent and step.state.group_of(promised.tenant) != reservation.group:
+        if is_inside and not is_lent and step.state.group_of(promised.tenant) != reservation.group:
             step.drop_promise(promised)
 
 
@@ -398,12 +400,12 @@ def _check_amount(state: State, new: ReservationRecord, groups: Mapping[GroupId,
         raise InvalidRequest(f"all times of reservation {new.id} are past", do="Give one that is to come.")
     if new.gpus < 1:
         raise InvalidRequest(f"{new.gpus} GPUs cannot be reserved", do="Give one or more.")
-    there = _count(state, new.model, new.group)
-    if new.gpus > there:
+    devices = _count(state, new.model, new.group)
+    if new.gpus > devices:
         called = f" called {shown(new.model)}" if new.model else ""
         are = "is" if new.gpus == 1 else "are"
-        text = f"{_gpus(new.gpus)}{called} {are} more than there are ({there})"
-        if there < _count(state, new.model):
+        text = f"{_gpus(new.gpus)}{called} {are} more than there are ({devices})"
+        if devices < _count(state, new.model):
             text += " for guests of tenants; `sublet doctor --gpu` says why they cannot use the others"
         raise InvalidRequest(text, do="Reserve fewer.")
     most = most_gpus(groups.get(new.group))
@@ -431,7 +433,7 @@ def _check_sum(
         for at_ns, begins in ((span.start_ns, True), (span.end_ns, False))
     )
     floors = {name: group.floor for name, group in groups.items() if group.floor}
-    there = {model: _count(state, model) for model in {None, *(each.model for *_, each in edges)}}
+    devices = {model: _count(state, model) for model in {None, *(each.model for *_, each in edges)}}
     now: dict[str, ReservationRecord] = {}
     for at_ns, begins, name, each in edges:
         if not begins:
@@ -440,17 +442,17 @@ def _check_sum(
         now[name] = each
         if new is not None and new.id not in now:
             continue
-        wanted, models = dict(floors), dict.fromkeys(there, 0)
+        wanted, models = dict(floors), dict.fromkeys(devices, 0)
         for one in now.values():
             wanted[one.group] = max(wanted.get(one.group, 0), one.gpus)
             models[one.model] += one.gpus
         models[None] = sum(wanted.values())
         for model, many in models.items():
-            if many > there[model]:
+            if many > devices[model]:
                 called = f" called {model}" if model else ""
                 raise InvalidRequest(
                     f"on {_utc(at_ns)} reservations ({', '.join(sorted(now))}) and floors would add up to {many} GPUs"
-                    f"{called}, and there are {there[model]}",
+                    f"{called}, and there are {devices[model]}",
                     do="Reserve fewer or at another time, or lower a floor.",
                 )
 

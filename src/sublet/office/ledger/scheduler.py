@@ -178,9 +178,9 @@ class Schedule:
             node for node in rooms if all(self._guarded.get((node, kind)) not in kept_from for kind in kinds_of(lease))
         }
         return {
-            node: here if node in open_to_it else kept
-            for node, here in rooms.items()
-            if (kept := [room for room in here if room.reserved]) or node in open_to_it
+            node: node_rooms if node in open_to_it else kept
+            for node, node_rooms in rooms.items()
+            if (kept := [room for room in node_rooms if room.reserved]) or node in open_to_it
         }
 
     def _keeps_out(self, guard: _Guard, lease: LeaseRecord) -> bool:
@@ -202,8 +202,8 @@ class Schedule:
         is_long = now_ns - lease.asked_at_ns >= self.policy.max_hold_ns
         lets_past = preemption.is_further_turn(lease, self.policy) and not is_long
         guard = _Guard(lease.tier.rank, lease.id, lets_past)
-        for node, here in promised_parts.rooms_for(state, lease).items():
-            if node in unguarded and fits_without_leases(lease.wants, lease.tenant, here):
+        for node, node_rooms in promised_parts.rooms_for(state, lease).items():
+            if node in unguarded and fits_without_leases(lease.wants, lease.tenant, node_rooms):
                 for kind in kinds:
                     self._guarded.setdefault((node, kind), guard)
 
@@ -455,8 +455,8 @@ class Schedule:
         rooms = self._open_to(lease, promised_parts.rooms_for(state, lease), kept_from)
         if only_reserved:
             rooms = {
-                node: [room for room in here if room.reserved or room.kind is not Kind.GPU]
-                for node, here in rooms.items()
+                node: [room for room in node_rooms if room.reserved or room.kind is not Kind.GPU]
+                for node, node_rooms in rooms.items()
             }
         freed = replacement.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
         plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy, takeable)
@@ -486,7 +486,7 @@ class Schedule:
         """For a further turn that waits: when a pause is no longer kept from it, since shares change with time."""
         if lease.promise or not preemption.lets_pauses_pass(lease, now_ns, self.policy):
             return
-        everyone = (one for here in state.on_node.values() for one in here)
+        everyone = (one for held in state.on_node.values() for one in held)
         leases: Iterable[LeaseId] = everyone if takeable.leases is None else takeable.leases
         for other in map(state.leases.__getitem__, leases):
             if other.status is LeaseStatus.ACTIVE:
@@ -588,8 +588,8 @@ class Schedule:
         kinds = {want.kind for wants in state.waiting_wants for want in wants}
         if not any(
             room.kind in kinds and (node, room.kind) not in self._guarded
-            for node, here in state.rooms_by_node.items()
-            for room in here
+            for node, node_rooms in state.rooms_by_node.items()
+            for room in node_rooms
         ):
             return True
         asked_ns = state.first_asked_ns()

@@ -22,13 +22,13 @@ def only_where_its_volume_is(
     volume = _volume(state, lease)
     if volume is None:
         return rooms
-    here, piece = rooms.get(volume.node), _takeable(state, lease, volume)
-    if here is None or (piece is None and not ever):
+    node_rooms, piece = rooms.get(volume.node), _takeable(state, lease, volume)
+    if node_rooms is None or (piece is None and not ever):
         return {}
     return {
         volume.node: [
             _with_its_own(room, piece, volume) if room.resource == volume.resource else room
-            for room in here
+            for room in node_rooms
             if room.kind is not Kind.BLOCK or room.resource == volume.resource
         ]
     }
@@ -75,9 +75,9 @@ def _volume(state: State, lease: LeaseRecord) -> VolumeRecord | None:
 def _takeable(state: State, lease: LeaseRecord, volume: VolumeRecord) -> SliceRecord | None:
     """Its slice, if it can be taken now by a request for just so much."""
     piece = _piece(state, volume)
-    asked = sum(want.amount for want in lease.wants if want.kind is Kind.BLOCK)
+    wanted = sum(want.amount for want in lease.wants if want.kind is Kind.BLOCK)
     is_free = volume.state is VolumeState.RETAINED and piece.state is SliceState.RETAINED
-    return piece if is_free and asked == volume.size else None
+    return piece if is_free and wanted == volume.size else None
 
 
 def _piece(state: State, volume: VolumeRecord) -> SliceRecord:

@@ -16,7 +16,7 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.lease_end import EndReason
-from sublet.office.journal.history import AuditHistory, _Told
+from sublet.office.journal.history import AuditHistory, _AuditedEvent
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
@@ -80,7 +80,7 @@ from tests.unit.office.ledger.watch import Watch, by_itself
 __all__ = ["Chaos"]
 
 TENANTS = (LOCAL, ANN, BEN)
-BILLED = _Told
+BILLED = _AuditedEvent
 """The facts of which bills are made."""
 GROUPS = (GroupId("default"), GroupId("course"), GroupId("lab"))
 PASSING = TenantId("passing")

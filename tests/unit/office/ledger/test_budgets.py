@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sublet.errors import IdempotencyConflict, InvalidRequest, LeaseRevoked, NotFound, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.lease_end import EndReason
-from sublet.office.journal.history import AuditHistory, _Told
+from sublet.office.journal.history import AuditHistory, _AuditedEvent
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Done
@@ -602,7 +602,7 @@ def assert_as_billed(bench: Bench) -> None:
     past = AuditHistory()
     for now, events in bench.history:
         for event in events:
-            if isinstance(event, _Told):
+            if isinstance(event, _AuditedEvent):
                 past._apply(event, now.ns, now.wall_ns)
     for one in bench.state.books.budgets.values():
         by, key = ("tenant", one.tenant) if one.group is None else ("group", one.group)
@@ -656,7 +656,7 @@ def test_money_stays_right_when_the_wall_clock_is_set(seed: int) -> None:
                 bench.wait(rng.randrange(1, 4 * HOUR))
         for now, events in bench.history[seen:]:
             for event in events:
-                if isinstance(event, _Told):
+                if isinstance(event, _AuditedEvent):
                     past._apply(event, now.ns, now.wall_ns)
         seen = len(bench.history)
         assert (bench.ledger.next_wake_ns(bench.now) or bench.now_ns + 1) > bench.now_ns, "nothing is overdue"

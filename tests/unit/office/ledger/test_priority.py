@@ -6,7 +6,7 @@ import pytest
 
 from sublet.errors import IdempotencyConflict, InvalidRequest
 from sublet.lease.states import LeaseStatus
-from sublet.office.journal.history import AuditHistory, _Told
+from sublet.office.journal.history import AuditHistory, _AuditedEvent
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Place
@@ -37,7 +37,7 @@ def billed(bench: Bench, by: str = "lease") -> Bill:
     history = AuditHistory()
     for now, events in bench.history:
         for event in events:
-            if isinstance(event, _Told):
+            if isinstance(event, _AuditedEvent):
                 history._apply(event, now.ns, now.wall_ns)
     return fold(history.usages(bench.now_ns), rates=RATES, by=by)
 
