@@ -37,7 +37,7 @@ from sublet.client.model import Offer
 from sublet.client.operations import REQUEST_TIMEOUT_S, Hooks, OfficeOperations, ReceivedGrant, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
-from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
+from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_query, listing_path
 from sublet.client.requests import (
     Duration,
     LeaseRequest,
@@ -292,7 +292,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
         """Wait until no lease of yours with all of these labels is left, those that are still ending included, or the
         time is over. How many are left: 0 proves that none holds anything any more. ``timeout=0`` counts them;
         ``all``: those of all tenants (operators)."""
-        return await self._run(self._core.wait_ended(*ends_asked(labels, timeout), everyones=all))
+        return await self._run(self._core.wait_ended(*ends_query(labels, timeout), everyones=all))
 
     async def volumes(self, *, tenant: str | None = None, own: bool = False) -> list[Volume]:
         """What is kept under names, and what block leases with a name have now. An operator sees those of all tenants,
@@ -451,8 +451,8 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
         with shortage_explained():
             from sublet.client.guests import list_guests
 
-        asked = lease.id if isinstance(lease, LeaseFacts) else "" if lease is None else valid_text(lease, "lease")
-        return await asyncio.to_thread(list_guests, self.address, asked, ended=ended)
+        lease_id = lease.id if isinstance(lease, LeaseFacts) else "" if lease is None else valid_text(lease, "lease")
+        return await asyncio.to_thread(list_guests, self.address, lease_id, ended=ended)
 
     @property
     def _watch(self) -> GuestWatch:
@@ -462,12 +462,12 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
         return self._guest_watch
 
     def _acquire(
-        self, asked: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+        self, spec: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> Acquiring[Lease]:
         async def work() -> Lease:
-            line, old = QueueLine(), asked.replaces
-            on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
-            request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
+            line, old = QueueLine(), spec.replaces
+            on_place = line.show if spec.on_place is None and line.wanted else spec.on_place
+            request = structs.replace(spec.request, holder_pid=self._holder_pid(spec.bound))
             hooks = Hooks(on_place=on_place, on_offer=on_offer)
 
             async def complete(lease: Lease) -> None:
@@ -482,7 +482,7 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
                 with contextlib.nullcontext() if old is None else old._kept():
                     return await self._run_and_open(
                         lambda owed: self._core.acquire(request, hooks, owed),
-                        lambda grant, owed: self._open(grant, asked.policy, owed),
+                        lambda grant, owed: self._open(grant, spec.policy, owed),
                         complete,
                     )
             finally:
@@ -490,17 +490,17 @@ class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
 
         return Acquiring(work)
 
-    def _acquire_many(self, asked: LeaseRequest, count: int, at_least: int) -> Acquiring[Leases]:
-        asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
-        request = ask_many(asked, count, at_least)
+    def _acquire_many(self, spec: LeaseRequest, count: int, at_least: int) -> Acquiring[Leases]:
+        spec = replace(spec, request=structs.replace(spec.request, holder_pid=self._holder_pid(spec.bound)))
+        request = ask_many(spec, count, at_least)
 
         async def work() -> Leases:
             line = QueueLine()
-            hooks = Hooks(on_place=line.show if asked.on_place is None and line.wanted else asked.on_place)
+            hooks = Hooks(on_place=line.show if spec.on_place is None and line.wanted else spec.on_place)
             try:
                 return await self._run_and_open(
                     lambda owed: self._core.acquire_many(request, hooks, owed),
-                    lambda grants, owed: self._open_many(grants, asked.policy, owed),
+                    lambda grants, owed: self._open_many(grants, spec.policy, owed),
                 )
             finally:
                 line.clear()

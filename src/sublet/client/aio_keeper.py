@@ -149,19 +149,19 @@ class AioKeeper:
     async def _read_events(self, stream: AioStream) -> None:
         """Until the stream breaks, falls silent, or is no longer wanted."""
         reader = EventReader()
-        heard_ns = live_ns = self._clock.now_ns()
+        last_event_ns = live_ns = self._clock.now_ns()
         try:
             while True:
                 now_ns = self._clock.now_ns()
                 live_ns = now_ns if self._book.live else live_ns
-                if now_ns - heard_ns > SILENCE_S * NS_PER_S or now_ns - live_ns > LISTEN_LINGER_S * NS_PER_S:
+                if now_ns - last_event_ns > SILENCE_S * NS_PER_S or now_ns - live_ns > LISTEN_LINGER_S * NS_PER_S:
                     return
                 try:
                     async with asyncio.timeout(LISTEN_LINGER_S):
                         raw = await stream.read()
                 except TimeoutError:
                     continue
-                heard_ns = self._clock.now_ns()
+                last_event_ns = self._clock.now_ns()
                 for event in reader.feed(raw):
                     if self._book.on_event(event):
                         self._begin(background_requests.catch_up(self._core, self._book))

@@ -28,8 +28,8 @@ class LoopLine(HolderLine):
         fabric, name = lease._fabric, lease.id
 
         def token() -> str:
-            asked = fabric._run(fabric._core.query(f"/v1/leases/{name}/token", TokenView))
-            return asyncio.run_coroutine_threadsafe(asked, loop).result().token
+            query = fabric._run(fabric._core.query(f"/v1/leases/{name}/token", TokenView))
+            return asyncio.run_coroutine_threadsafe(query, loop).result().token
 
         super().__init__(fabric.address, token, lambda: (name, lease.epoch), lambda: in_use(lease, loop))
         self._loop = loop

@@ -80,9 +80,9 @@ def report_activity(core: OfficeOperations, book: LeaseTable, word: ActivityRepo
         yield from core.report_activity(held.id, held.epoch, active=word.active, busy_s=word.busy_ns / NS_PER_S)
     except SubletError as error:
         # What the office refuses (the lease is over, say) is no use repeating; the renewal will tell.
-        book.activity_reported(word, heard=not isinstance(error, Disconnected))
+        book.activity_reported(word, received=not isinstance(error, Disconnected))
     else:
-        book.activity_reported(word, heard=True)
+        book.activity_reported(word, received=True)
 
 
 def give_back_what_is_owed(core: OfficeOperations, book: LeaseTable, owed: Sequence[Owed]) -> list[Program[None]]:

@@ -32,11 +32,11 @@ def run_program(
                     if wrong is None:
                         step = program.send(reply)
                     else:
-                        told, wrong = wrong, None
+                        thrown, wrong = wrong, None
                         try:
-                            step = program.throw(told)
+                            step = program.throw(thrown)
                         finally:
-                            del told
+                            del thrown
                     reply = _carry_out(step, exchange, revive, sleep)
             except StopIteration as stop:
                 result: T = stop.value

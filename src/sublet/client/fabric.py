@@ -33,7 +33,7 @@ from sublet.client.model import Offer
 from sublet.client.operations import REQUEST_TIMEOUT_S, Hooks, OfficeOperations, ReceivedGrant, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
-from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
+from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_query, listing_path
 from sublet.client.renewal_thread import RenewalThread
 from sublet.client.requests import (
     Duration,
@@ -261,7 +261,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
         """Wait until no lease of yours with all of these labels is left, those that are still ending included, or the
         time is over. How many are left: 0 proves that none holds anything any more. ``timeout=0`` counts them;
         ``all``: those of all tenants (operators)."""
-        return self._run(self._core.wait_ended(*ends_asked(labels, timeout), everyones=all))
+        return self._run(self._core.wait_ended(*ends_query(labels, timeout), everyones=all))
 
     def guests(self, lease: LeaseFacts | LeaseId | str | None = None, *, ended: bool = False) -> list[GuestView]:
         """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
@@ -426,11 +426,11 @@ class Fabric(LeaseRequests[Lease, Leases]):
             return self._guest_watch
 
     def _acquire(
-        self, asked: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+        self, spec: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> Lease:
-        line, old = QueueLine(), asked.replaces
-        on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
-        request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
+        line, old = QueueLine(), spec.replaces
+        on_place = line.show if spec.on_place is None and line.wanted else spec.on_place
+        request = structs.replace(spec.request, holder_pid=self._holder_pid(spec.bound))
         hooks = Hooks(on_place=on_place, on_offer=on_offer)
 
         def complete(lease: Lease) -> None:
@@ -445,21 +445,21 @@ class Fabric(LeaseRequests[Lease, Leases]):
             with contextlib.nullcontext() if old is None else old._kept():
                 return self._run_and_open(
                     lambda owed: self._core.acquire(request, hooks, owed),
-                    lambda grant, owed: self._open(grant, asked.policy, owed),
+                    lambda grant, owed: self._open(grant, spec.policy, owed),
                     complete,
                 )
         finally:
             line.clear()
 
-    def _acquire_many(self, asked: LeaseRequest, count: int, at_least: int) -> Leases:
+    def _acquire_many(self, spec: LeaseRequest, count: int, at_least: int) -> Leases:
         line = QueueLine()
-        on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
-        asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
-        request, hooks = ask_many(asked, count, at_least), Hooks(on_place=on_place)
+        on_place = line.show if spec.on_place is None and line.wanted else spec.on_place
+        spec = replace(spec, request=structs.replace(spec.request, holder_pid=self._holder_pid(spec.bound)))
+        request, hooks = ask_many(spec, count, at_least), Hooks(on_place=on_place)
         try:
             return self._run_and_open(
                 lambda owed: self._core.acquire_many(request, hooks, owed),
-                lambda grants, owed: self._open_many(grants, asked.policy, owed),
+                lambda grants, owed: self._open_many(grants, spec.policy, owed),
             )
         finally:
             line.clear()

@@ -26,7 +26,7 @@ class GuestWatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heard: dict[int, tuple[Conversation, Hear]] = {}
+        self._watched: dict[int, tuple[Conversation, Hear]] = {}
         self._thread: threading.Thread | None = None
         self._wake = -1
 
@@ -35,26 +35,26 @@ class GuestWatch:
         with self._lock:
             if self._thread is None:
                 woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-                self._heard[conversation.fileno()] = (conversation, hear)
+                self._watched[conversation.fileno()] = (conversation, hear)
                 try:
                     self._thread = start_thread("guests", lambda: self._run(woken), again=True)
                 except BaseException:
-                    del self._heard[conversation.fileno()]
+                    del self._watched[conversation.fileno()]
                     os.close(woken)
                     os.close(wake)
                     raise
                 self._wake = wake
             else:
-                self._heard[conversation.fileno()] = (conversation, hear)
+                self._watched[conversation.fileno()] = (conversation, hear)
                 self._nudge()
 
     def close(self) -> None:
         """Stop listening and tell the waiting readers. The guests go on."""
         with self._lock:
-            heard, self._heard = self._heard, {}
+            watched, self._watched = self._watched, {}
             if self._thread is not None:
                 self._nudge()
-        for conversation, hear in heard.values():
+        for conversation, hear in watched.values():
             hear(Over(None, by_peer=False))
             conversation.close()
 
@@ -66,7 +66,7 @@ class GuestWatch:
         guard = Guard("guests")
         while True:
             with self._lock:
-                watched = dict(self._heard)
+                watched = dict(self._watched)
                 if not watched:
                     self._thread = None
                     os.close(self._wake)
@@ -109,6 +109,6 @@ class GuestWatch:
 
     def _drop(self, fd: int, conversation: Conversation) -> None:
         with self._lock:
-            if self._heard.get(fd, (None, None))[0] is conversation:
-                del self._heard[fd]
+            if self._watched.get(fd, (None, None))[0] is conversation:
+                del self._watched[fd]
                 conversation.close()

@@ -113,8 +113,8 @@ class Guest:
         self._stdin = 0
 
     def __repr__(self) -> str:
-        said = "runs" if self._exit_code is None else f"exit {self._exit_code}"
-        return f"<Guest {self.id} pid {self.pid} {said}>"
+        state = "runs" if self._exit_code is None else f"exit {self._exit_code}"
+        return f"<Guest {self.id} pid {self.pid} {state}>"
 
     def __enter__(self) -> Self:
         return self
@@ -484,9 +484,9 @@ def _start(conversation: Conversation, spec: GuestSpec, volume: str = "") -> Sta
     return _expected(answer, Started)
 
 
-def attach(conversation: Conversation, asked: Attach) -> Attached:
+def attach(conversation: Conversation, request: Attach) -> Attached:
     """Follow a guest on this connection."""
-    return _expected(_ask(conversation, asked), Attached)
+    return _expected(_ask(conversation, request), Attached)
 
 
 def _ask(conversation: Conversation, call: HolderCall) -> HolderReply:

@@ -129,7 +129,7 @@ class LeaseFacts:
     @property
     def ttl(self) -> float:
         """Seconds each renewal asks for: what was asked for at first, or four times what saving has come to need."""
-        return self._held.holder.asked_ns / NS_PER_S
+        return self._held.holder.requested_ns / NS_PER_S
 
     @property
     def remaining(self) -> float:

@@ -20,20 +20,20 @@ class LeaseEntry:
 
     __slots__ = (
         "__weakref__",
-        "_told_over",
+        "_is_end_notified",
         "activities",
         "by_hand",
         "confirmed",
         "handle",
-        "heard_ns",
         "holder",
         "idle_due_ns",
         "listeners",
         "notice",
         "owed",
         "quiet",
+        "reported_idle",
         "returned",
-        "said_idle",
+        "seen_ns",
         "view",
     )
 
@@ -56,12 +56,12 @@ class LeaseEntry:
         """It is meant to run out when nothing runs under it any more, so that is no news."""
         self.listeners: list[Callable[[LeaseChange], None]] = []
         self.notice: Notice | None = None
-        self.heard_ns = 0
+        self.seen_ns = 0
         """As of which moment the office last told of it."""
-        self.said_idle = view.idle
+        self.reported_idle = view.idle
         """What the office takes it for. One that was attached may have been idle in the hands of another."""
         self.idle_due_ns: int | None = None
-        self._told_over = False
+        self._is_end_notified = False
 
     @property
     def id(self) -> LeaseId:
@@ -96,9 +96,9 @@ class LeaseEntry:
     def notify(self, what: str, detail: str = "") -> None:
         """Tell every listener; the end is told once."""
         if what == "ended":
-            if self._told_over:
+            if self._is_end_notified:
                 return
-            self._told_over = True
+            self._is_end_notified = True
         change = LeaseChange(
             what=what,
             lease=self.id,
@@ -138,7 +138,6 @@ class Owed:
     """
 
     __slots__ = (
-        "asked",
         "attaching",
         "busy_s",
         "done",
@@ -150,6 +149,7 @@ class Owed:
         "members",
         "release_id",
         "retry_ns",
+        "sent",
         "tries",
         "under_way",
         "until_ns",
@@ -158,7 +158,7 @@ class Owed:
     def __init__(self, release_id: RequestId) -> None:
         self.release_id = release_id
         """Of the release, the same for every thread and retry."""
-        self.asked: tuple[HttpCall, AcquireRequest | AcquisitionRequest] | None = None
+        self.sent: tuple[HttpCall, AcquireRequest | AcquisitionRequest] | None = None
         """The request that may have been sent: sent again unchanged, it tells which lease it became."""
         self.members: tuple[Owed, ...] | None = None
         """The leases that a request for many became, each to be given back by itself; None before it is answered."""
@@ -186,7 +186,7 @@ class Owed:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was sent, so that the office cannot have anything."""
-        return self.asked is None and self.lease is None
+        return self.sent is None and self.lease is None
 
     @property
     def is_plain(self) -> bool:

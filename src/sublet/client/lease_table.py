@@ -101,7 +101,7 @@ class LeaseTable:
             self._held[lease] = held
             self._manager.add(holder)
             if view.notice is not None:
-                held.heard_ns = now_ns
+                held.seen_ns = now_ns
                 self._noticed(held, view, now_ns, since_ns=grant.sent_ns)
             self._on_busy_change(held, now_ns)
         return held
@@ -270,21 +270,21 @@ class LeaseTable:
         now_ns, found = self._clock.now_ns(), []
         for held in list(self._to_tell.values()):
             busy = held.holder.busy
-            if held.over or busy != held.said_idle:  # what the office was told is true
+            if held.over or busy != held.reported_idle:  # what the office was told is true
                 del self._to_tell[held.id]
             elif held.idle_due_ns is None or now_ns >= held.idle_due_ns:
                 del self._to_tell[held.id]
-                held.said_idle = not busy
+                held.reported_idle = not busy
                 found.append(ActivityReport(held, now_ns))
         return found
 
-    def activity_reported(self, word: ActivityReport, *, heard: bool) -> None:
+    def activity_reported(self, word: ActivityReport, *, received: bool) -> None:
         """Whether the office heard it. If not, it is said again, unless it has become untrue by then."""
         held = word.held
-        if heard:
+        if received:
             held.holder.busy_time.reported(word.busy_total_ns)
         elif not held.over:
-            held.said_idle = word.active
+            held.reported_idle = word.active
             held.idle_due_ns = self._clock.now_ns() + SAY_AGAIN_AFTER_NS
             self._to_tell[held.id] = held
 
@@ -297,7 +297,7 @@ class LeaseTable:
     def next_due_ns(self) -> int | None:
         """The same, where what must be said at once counts as due long ago."""
         for held in self._to_tell.values():
-            if held.idle_due_ns is None and held.holder.busy == held.said_idle and not held.over:
+            if held.idle_due_ns is None and held.holder.busy == held.reported_idle and not held.over:
                 return 0
         return self.next_wake_ns()
 
@@ -305,17 +305,17 @@ class LeaseTable:
 
     def record_outcomes(self, batch: RenewalBatch, outcomes: Sequence[Outcome]) -> None:
         """What came of renewals."""
-        said = self._manager.record_outcomes(batch, outcomes, self._clock.now_ns())
+        summary = self._manager.record_outcomes(batch, outcomes, self._clock.now_ns())
         for attempt, outcome in zip(batch.attempts, outcomes, strict=True):
             held = self._held.get(attempt.lease)
             if held is None:
                 continue
             if isinstance(outcome, RenewalGranted):
-                held.said_idle = not attempt.active
+                held.reported_idle = not attempt.active
                 held.view.renewals += 1
             elif isinstance(outcome, RenewalRefused) and outcome.end is not None:
                 self.release_done(held.owed)
-        self._notify_listeners(said.news)
+        self._notify_listeners(summary.news)
 
     def attempt(self, held: LeaseEntry, ttl_ns: int | None) -> Attempt:
         """A renewal by hand, due or not."""
@@ -362,9 +362,9 @@ class LeaseTable:
         if view.epoch != held.epoch:
             return  # news of the time before an attach
         now_ns = self._clock.now_ns()
-        if as_of_ns is not None and as_of_ns <= held.heard_ns:
+        if as_of_ns is not None and as_of_ns <= held.seen_ns:
             return
-        held.heard_ns = now_ns if as_of_ns is None else as_of_ns
+        held.seen_ns = now_ns if as_of_ns is None else as_of_ns
         held.view = view
         if view.notice is not None:
             if held.notice is None or (held.notice.reason, held.notice.at) != (view.notice.reason, view.notice.at):
@@ -424,7 +424,7 @@ class LeaseTable:
         if held.over:
             return
         held.idle_due_ns = None if held.holder.busy else now_ns + IDLE_SAID_AFTER_NS
-        if held.holder.busy == held.said_idle:
+        if held.holder.busy == held.reported_idle:
             self._to_tell[held.id] = held
 
     def _drain_news(self) -> None:
@@ -445,8 +445,8 @@ class LeaseTable:
                 held.notify("ended", news.detail)
                 return
             case HolderWord.WARNING:
-                said = _why_not_renewed(held.holder)
-                _log.log(_loudness(held), "lease %s ends soon%s: %s", held.id, said, news.detail)
+                why = _why_not_renewed(held.holder)
+                _log.log(_loudness(held), "lease %s ends soon%s: %s", held.id, why, news.detail)
             case HolderWord.JEOPARDY | HolderWord.REFUSED | HolderWord.LONGER:
                 _log.warning("lease %s: %s: %s", held.id, news.word, news.detail)
             case _:

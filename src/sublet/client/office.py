@@ -137,7 +137,7 @@ def _start(
             log.replace(log.with_suffix(".log.1"))
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        said_from = os.fstat(handle).st_size
+        log_start = os.fstat(handle).st_size
         pid = _spawn(home, handle, words, wish)
     finally:
         os.close(handle)
@@ -147,13 +147,13 @@ def _start(
     with _watched(pid) as gone:
         while not answers(path):
             if failed is None and gone():
-                failed = _failed(log, said_from, "the office could not be started")
+                failed = _failed(log, log_start, "the office could not be started")
             # An office that an interrupted program has started may hold the journal and not answer yet.
             now_s = time.monotonic()
             if failed is not None and (now_s >= until or not _another_starts(failed.message, now_s - begun_s)):
                 raise failed
             if now_s >= until:
-                raise _failed(log, said_from, f"the office was started (pid {pid}) but does not answer")
+                raise _failed(log, log_start, f"the office was started (pid {pid}) but does not answer")
             time.sleep(_LOOK_EVERY_S)
 
 
@@ -201,10 +201,10 @@ def _detach(command: Sequence[str], env: Mapping[str, str], log: int) -> int:
     return int(done.stdout)
 
 
-def _search_path(said: str) -> str:
+def _search_path(value: str) -> str:
     """The office runs elsewhere, so relative folders are spelt out; and it must be the same Sublet as the caller's,
     which may have come from a folder that only the caller's ``sys.path`` names."""
-    folders = [os.path.abspath(folder) for folder in said.split(os.pathsep) if folder]
+    folders = [os.path.abspath(folder) for folder in value.split(os.pathsep) if folder]
     ours = os.fspath(Path(__file__).parents[2])
     if os.path.basename(ours) not in ("site-packages", "dist-packages") and ours not in folders:
         folders.append(ours)
@@ -227,25 +227,25 @@ def _watched(pid: int) -> Iterator[Callable[[], bool]]:
         os.close(handle)
 
 
-def _failed(log: Path, said_from: int, what: str) -> Disconnected:
+def _failed(log: Path, log_start: int, what: str) -> Disconnected:
     """The reason stands at the end of what the office said, as the command line says every error: one sentence of what
     happened, after ``sublet:``, and below it what to do."""
     with open(log, "rb") as file:
-        file.seek(max(said_from, os.fstat(file.fileno()).st_size - _SAID_BYTES))
-        said = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    told = [i for i, line in enumerate(said) if line.startswith("sublet: ")]
-    if told:
-        said = [said[told[-1]].removeprefix("sublet: "), *said[told[-1] + 1 :]]
-        if said[0].startswith(OfficeElsewhere.OPENING):
-            return OfficeElsewhere(said[0], do=" ".join(said[1:]))
-        return Disconnected(f"{what}: {said[0]}", do=" ".join(said[1:]) or f"Its log is {log}.", sent=False)
-    if not said and (why := _no_room(log.parent)):
+        file.seek(max(log_start, os.fstat(file.fileno()).st_size - _SAID_BYTES))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [i for i, line in enumerate(lines) if line.startswith("sublet: ")]
+    if errors:
+        lines = [lines[errors[-1]].removeprefix("sublet: "), *lines[errors[-1] + 1 :]]
+        if lines[0].startswith(OfficeElsewhere.OPENING):
+            return OfficeElsewhere(lines[0], do=" ".join(lines[1:]))
+        return Disconnected(f"{what}: {lines[0]}", do=" ".join(lines[1:]) or f"Its log is {log}.", sent=False)
+    if not lines and (why := _no_room(log.parent)):
         return Disconnected(
             f"{what}: {why.lower()} in {log.parent}",
             do="Make room there, or set SUBLET_HOME to a folder elsewhere.",
             sent=False,
         )
-    reason = said[-1].rstrip(".") if said else "it wrote nothing to its log"
+    reason = lines[-1].rstrip(".") if lines else "it wrote nothing to its log"
     return Disconnected(f"{what}: {reason}", do=f"Its log is {log}.", sent=False)
 
 

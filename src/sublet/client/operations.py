@@ -149,7 +149,7 @@ class OfficeOperations:
         """
         call = _post("/v1/leases", request)
         owed = Owed(RequestId(new_request_id())) if owed is None else owed
-        owed.asked = (call, request)
+        owed.sent = (call, request)
         grant = yield from self._until_granted(
             call, request, hooks, owed, lambda reply: decode_acquired(reply, request)
         )
@@ -163,7 +163,7 @@ class OfficeOperations:
         """From the request to the leases that are held, each beside what is owed for it. As many as there are, and not
         fewer than ``at_least``; where none is free, it waits in the queue for one."""
         call = _post("/v1/acquisitions", request, timeout_s=MANY_TIMEOUT_S)
-        owed.asked = (call, request)
+        owed.sent = (call, request)
         try:
             found = yield from self._until_granted(
                 call, request.request, hooks, owed, lambda reply: decode_acquired_many(reply, request)
@@ -311,10 +311,10 @@ class OfficeOperations:
 
     def _give_back(self, owed: Owed, patience_s: float) -> Program[None]:
         if owed.lease is None and owed.members is None:
-            if owed.asked is None:
+            if owed.sent is None:
                 owed.done = True
                 return
-            call, request = owed.asked
+            call, request = owed.sent
             reply = yield from self._asking(call, patience_s, of_held=True)
             try:
                 if isinstance(request, AcquisitionRequest):

@@ -34,15 +34,15 @@ def bill_path(
     for name, moment in (("since", since), ("until", until)):
         if moment is not None:
             valid_text(moment, name)
-    asked = {"by": by, "per": per, "since": since, "until": until, "format": "csv" if csv else None}
-    asked |= {"own": "1" if own else None}
-    return _path("/v1/bill", {name: value for name, value in asked.items() if value is not None})
+    query = {"by": by, "per": per, "since": since, "until": until, "format": "csv" if csv else None}
+    query |= {"own": "1" if own else None}
+    return _path("/v1/bill", {name: value for name, value in query.items() if value is not None})
 
 
-def ends_asked(labels: object, timeout: float | str) -> tuple[dict[str, str], int]:
+def ends_query(labels: object, timeout: float | str) -> tuple[dict[str, str], int]:
     """Labels and nanoseconds of POST /v1/ends."""
-    asked = dict(labels) if isinstance(labels, Mapping) else labels
-    return valid_labels(asked), parse_duration_ns(timeout, "timeout", zero_ok=True)
+    query = dict(labels) if isinstance(labels, Mapping) else labels
+    return valid_labels(query), parse_duration_ns(timeout, "timeout", zero_ok=True)
 
 
 def check_versions(hello: Hello, wire: int) -> None:

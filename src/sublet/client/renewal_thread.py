@@ -89,7 +89,7 @@ class RenewalThread:
         self._news: Flight | None = None
         self._events = EventReader()
         self._behind = False
-        self._heard_ns = 0
+        self._last_event_ns = 0
         self._wanted_since_ns: int | None = None
         self._idle_since_ns: int | None = None
         self._listen_at_ns = 0
@@ -289,7 +289,7 @@ class RenewalThread:
             if self._book.next_due_ns() == 0:  # said since what was due was begun
                 return 0.0
         if self._news is not None:
-            moments.append(self._heard_ns + round(SILENCE_S * NS_PER_S))
+            moments.append(self._last_event_ns + round(SILENCE_S * NS_PER_S))
             if self._idle_since_ns is not None:
                 moments.append(self._idle_since_ns + round(LISTEN_LINGER_S * NS_PER_S))
         elif self._wanted_since_ns is not None:
@@ -338,7 +338,7 @@ class RenewalThread:
 
     def _listen_now(self) -> bool:
         now_ns = self._clock.now_ns()
-        if self._news is not None and now_ns >= self._heard_ns + round(SILENCE_S * NS_PER_S):
+        if self._news is not None and now_ns >= self._last_event_ns + round(SILENCE_S * NS_PER_S):
             self._lost_the_stream()
         return self._news is None and self._wanted_since_ns is not None and now_ns >= self._listen_at_ns
 
@@ -349,7 +349,7 @@ class RenewalThread:
             self._lost_the_stream()
             return
         self._events = EventReader()
-        self._heard_ns = self._clock.now_ns()
+        self._last_event_ns = self._clock.now_ns()
         self._behind = True
 
     def _read_news(self) -> None:
@@ -364,7 +364,7 @@ class RenewalThread:
         if news.complete or news.status not in (0, 200):
             self._lost_the_stream()
             return
-        self._heard_ns = self._clock.now_ns()
+        self._last_event_ns = self._clock.now_ns()
         if raw:
             self._failures = 0
         # What happened before the stream was open is not in it, so once it is, the state is read again.

@@ -133,7 +133,7 @@ def ask_gpu(
         least=least,
         or_model=_other_model(or_model, model),
     )
-    return _asked(want, terms)
+    return _spec(want, terms)
 
 
 def _other_model(or_model: bool | str, model: str | None) -> str | None:
@@ -146,8 +146,8 @@ def _other_model(or_model: bool | str, model: str | None) -> str | None:
 
 def ask_resume(terms: LeaseOptions, *, resume: str) -> LeaseRequest:
     """``fabric.gpu(resume=...)``: it takes its resources from the parked lease."""
-    asked = _asked(None, terms)
-    return replace(asked, request=msgspec.structs.replace(asked.request, resume=resume))
+    spec = _spec(None, terms)
+    return replace(spec, request=msgspec.structs.replace(spec.request, resume=resume))
 
 
 def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
@@ -165,9 +165,9 @@ def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
     return resume.end.parked
 
 
-def ask_many(asked: LeaseRequest, count: int, at_least: int) -> AcquisitionRequest:
+def ask_many(spec: LeaseRequest, count: int, at_least: int) -> AcquisitionRequest:
     """``fabric.many(count, at_least=...)``: so many of what is asked for."""
-    request = asked.request
+    request = spec.request
     if request.replaces is not None:
         raise InvalidRequest("replaces= is for one lease", do="Leave it out, or ask for one lease.")
     if at_least > 1:
@@ -198,17 +198,17 @@ def ask_cpu(terms: LeaseOptions, *, cores: int, or_smaller: bool | int, memory: 
             raise InvalidRequest(
                 f"or_smaller={least} is more than the {cores} cores asked for", do="Give at most that many."
             )
-    asked = _asked(WantBody(kind=Kind.CPU, amount=cores, least=least), terms)
+    spec = _spec(WantBody(kind=Kind.CPU, amount=cores, least=least), terms)
     if memory is None:
-        return asked
-    wants = [*asked.request.wants, WantBody(kind=Kind.MEMORY, amount=parse_memory(memory, "memory"))]
-    return replace(asked, request=msgspec.structs.replace(asked.request, wants=wants))
+        return spec
+    wants = [*spec.request.wants, WantBody(kind=Kind.MEMORY, amount=parse_memory(memory, "memory"))]
+    return replace(spec, request=msgspec.structs.replace(spec.request, wants=wants))
 
 
 def ask_memory(terms: LeaseOptions, *, size: Size, or_smaller: bool | Size) -> LeaseRequest:
     """``fabric.memory(...)``."""
     amount = parse_memory(size)
-    return _asked(WantBody(kind=Kind.MEMORY, amount=amount, least=_least(or_smaller, amount)), terms)
+    return _spec(WantBody(kind=Kind.MEMORY, amount=amount, least=_least(or_smaller, amount)), terms)
 
 
 def ask_block(
@@ -234,22 +234,22 @@ def ask_block(
             )
     else:
         amount = parse_size(_whole(min_blocks, "min_blocks", BYTES_MAX // BLOCK_BYTES) * BLOCK_BYTES)
-    asked = _asked(WantBody(kind=Kind.BLOCK, amount=amount), terms)
+    spec = _spec(WantBody(kind=Kind.BLOCK, amount=amount), terms)
     if retain is None:
-        return asked
+        return spec
     seconds = parse_duration_ns(retain, "retain", zero_ok=True) / NS_PER_S
-    return replace(asked, request=msgspec.structs.replace(asked.request, retain=seconds))
+    return replace(spec, request=msgspec.structs.replace(spec.request, retain=seconds))
 
 
 class LeaseRequests(Generic[L, M]):
     """The part of a fabric that asks for leases. ``L`` is a lease and ``M`` are many, awaitable in ``sublet.aio``."""
 
     def _acquire(
-        self, asked: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+        self, spec: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> L:
         raise NotImplementedError
 
-    def _acquire_many(self, asked: LeaseRequest, count: int, at_least: int) -> M:
+    def _acquire_many(self, spec: LeaseRequest, count: int, at_least: int) -> M:
         raise NotImplementedError
 
     def gpu(
@@ -280,11 +280,11 @@ class LeaseRequests(Generic[L, M]):
         """
         if resume is not None:
             alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and not (or_smaller or or_model)
-            asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
-            return self._acquire(asked, on_offer, goes_on=resume)
+            spec = ask_resume(terms, resume=parked_at(resume, alone=alone))
+            return self._acquire(spec, on_offer, goes_on=resume)
         if min_vram is None:
             raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
-        asked = ask_gpu(
+        spec = ask_gpu(
             terms,
             min_vram=min_vram,
             count=count,
@@ -293,7 +293,7 @@ class LeaseRequests(Generic[L, M]):
             or_smaller=or_smaller,
             or_model=or_model,
         )
-        return self._acquire(asked, on_offer)
+        return self._acquire(spec, on_offer)
 
     def cpu(
         self,
@@ -372,8 +372,8 @@ class Many(Generic[M]):
         """Acquire leases with host memory."""
         return self._acquire(ask_memory(terms, size=size, or_smaller=False))
 
-    def _acquire(self, asked: LeaseRequest) -> M:
-        return self._acquire_many(asked, self._count, self._at_least)
+    def _acquire(self, spec: LeaseRequest) -> M:
+        return self._acquire_many(spec, self._count, self._at_least)
 
 
 def holder_name() -> str:
@@ -384,7 +384,7 @@ def holder_name() -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)[:128]
 
 
-def _asked(want: WantBody | None, terms: LeaseOptions) -> LeaseRequest:
+def _spec(want: WantBody | None, terms: LeaseOptions) -> LeaseRequest:
     unknown = sorted(terms.keys() - LeaseOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"there is no argument {unknown[0]!r}; there are {', '.join(LeaseOptions.__annotations__)}")

@@ -46,12 +46,12 @@ def headers_for(address: Address, wire: int) -> dict[str, str]:
 def lost(address: Address, why: BaseException, *, sent: bool) -> Disconnected:
     """The error of a failed exchange, for both transports."""
     if isinstance(why, TimeoutError):
-        said = "in time"
+        reason = "in time"
     elif isinstance(why, FileNotFoundError):
-        said = "there: nothing runs behind its socket"
+        reason = "there: nothing runs behind its socket"
     else:
-        said = f"({getattr(why, 'strerror', None) or why})"
-    return Disconnected(f"the office at {address.url} did not answer {said}", sent=sent)
+        reason = f"({getattr(why, 'strerror', None) or why})"
+    return Disconnected(f"the office at {address.url} did not answer {reason}", sent=sent)
 
 
 def tls_context(address: Address, ca: str | None) -> ssl.SSLContext | None:

@@ -66,13 +66,13 @@ class HolderLine:
 
     def ask(self, call: VolumeCall) -> VolumeReply:
         """Raises what it is refused with."""
-        answer, fds = self._asked(call)
+        answer, fds = self._call(call)
         close_all(fds)
         if not isinstance(answer, VolumeOpened | Published | Collected | CopiedIn):
             raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
         return answer
 
-    def _asked(self, call: HolderVolumeCall) -> tuple[HolderReply, tuple[int, ...]]:
+    def _call(self, call: HolderVolumeCall) -> tuple[HolderReply, tuple[int, ...]]:
         is_over = self._in_use()
         try:
             return self._ask(call)
@@ -100,14 +100,14 @@ class HolderLine:
 
     def list_volume(self, call: ListVolume) -> VolumeListed:
         """What is published there, for a process that may not enter the volume's folder."""
-        answer, _ = self._asked(call)
+        answer, _ = self._call(call)
         if not isinstance(answer, VolumeListed):
             raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
         return answer
 
     def open_files(self, call: OpenFiles) -> list[int]:
         """Files of the volume, opened for this process; they are the caller's to close."""
-        answer, fds = self._asked(call)
+        answer, fds = self._call(call)
         if not isinstance(answer, FilesOpened) or len(fds) != len(call.names):
             close_all(fds)
             raise Disconnected(f"the supervisor answered with a {type(answer).__name__} and {len(fds)} files")

@@ -99,8 +99,8 @@ def _take(
     view = yield from core.query(_path(name), VolumeView)
     if view.lease is not None:
         return (yield from core.attach(LeaseId(view.lease), holder, holder_pid, owed))
-    asked = ask_block({"name": name}, size=None, min_blocks=None)
-    request = msgspec.structs.replace(asked.request, holder_pid=holder_pid)
+    spec = ask_block({"name": name}, size=None, min_blocks=None)
+    request = msgspec.structs.replace(spec.request, holder_pid=holder_pid)
     return (yield from core.acquire(request, Hooks(), owed))
 
 

@@ -140,7 +140,7 @@ class Exchange:
             except Disconnected:  # closed here meanwhile
                 self._complete(pending, None, ConnectionLost(None, 0))
             except KeyboardInterrupt:
-                if self.line.is_asked(pending.call):
+                if self.line.is_pending(pending.call):
                     self.cancel(pending)  # no caller will wait for it
                 else:
                     self._unlist(pending)

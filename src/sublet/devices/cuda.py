@@ -46,7 +46,7 @@ _C_TYPES: Final = {
 }
 
 
-_here = threading.local()
+_local = threading.local()
 """``device``: whose context is current on this thread, as far as devices of ours made it so."""
 
 
@@ -95,9 +95,9 @@ class CudaDevice(TabledDevice):
     def _enter(self, call: str) -> None:
         """A thread has one current context, and the driver means the device of that one: with two devices on one thread
         memory would come from the one that was opened last."""
-        if getattr(_here, "device", None) is not self:
+        if getattr(_local, "device", None) is not self:
             self._call(call, "cuCtxSetCurrent", self._context)
-            _here.device = self
+            _local.device = self
 
     # ---- memory ----
 
@@ -180,10 +180,10 @@ class CudaDevice(TabledDevice):
         return tuple(filter(None, (self._too_old_for(what, version, "open") for what in compiled)))
 
     def _check_compiler(self, what: str) -> None:
-        said = self._too_old_for(what, nvrtc.version(), "module_load")
-        if said:
+        trouble = self._too_old_for(what, nvrtc.version(), "module_load")
+        if trouble:
             raise Unsupported(
-                f"module_load: {said}",
+                f"module_load: {trouble}",
                 do="Install a newer driver, or give the module as PTX or cubin of an older CUDA.",
             )
 
@@ -258,7 +258,7 @@ class CudaDevice(TabledDevice):
 
     def _shut(self) -> None:
         self._warp_stream = None  # Warp forgets the stream while it is there
-        _here.device = None
+        _local.device = None
         self._driver.call_or_none("cuStreamDestroy", self._stream)
         self._driver.call_or_none("cuDevicePrimaryCtxRelease", self._device)
 

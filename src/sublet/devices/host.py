@@ -97,10 +97,10 @@ class HostDevice(TabledDevice):
 
 def _gpu_only(sources: Sources) -> Unsupported:
     """The answer to modules for GPUs, after as much of a check as can be had here."""
-    checked = [said for kind, data in sources.items() if (said := _check(kind, data))]
+    checked = [problem for kind, data in sources.items() if (problem := _check(kind, data))]
     return Unsupported(
         f"module_load: {' and '.join(sources)} {'runs' if len(sources) == 1 else 'run'} on GPUs only, and this is a "
-        f"{HOST_LABEL}{''.join(f' ({said})' for said in checked)}",
+        f"{HOST_LABEL}{''.join(f' ({problem})' for problem in checked)}",
         do='Give the module as kind="warp" as well, which runs on both, or lease a real GPU.',
     )
 

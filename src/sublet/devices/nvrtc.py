@@ -52,9 +52,9 @@ def compile_cuda(source: bytes, arch: int, *, ptx: bool = False) -> bytes:
         if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(_ok(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
             _ok(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
-            said = log.decode(errors="replace").strip("\0 \n")[:LOG_SHOWN]
+            message = log.decode(errors="replace").strip("\0 \n")[:LOG_SHOWN]
             raise GpuError(
-                f"module_load: the CUDA source does not compile:\n{said}\n", call="module_load", do="Fix the source."
+                f"module_load: the CUDA source does not compile:\n{message}\n", call="module_load", do="Fix the source."
             )
         size, get = (
             (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)

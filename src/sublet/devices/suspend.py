@@ -205,16 +205,16 @@ def whole_map(pairs: Sequence[tuple[bytes, bytes]], gpus: Sequence[bytes]) -> li
 def answer(suspender: Suspender, line: str) -> dict[str, object]:
     """What one question comes to."""
     try:
-        asked = json.loads(line)
-        pids = [int(pid) for pid in asked["pids"]]
-        if asked["do"] == "suspend":
-            groups = asked.get("groups", ())
-            return {"done": suspender.suspend(pids, int(asked.get("timeout_ms", LOCK_MS)), groups)}
-        if asked["do"] == "resume":
-            pairs = [(bytes.fromhex(old), bytes.fromhex(new)) for old, new in asked.get("pairs", ())]
+        question = json.loads(line)
+        pids = [int(pid) for pid in question["pids"]]
+        if question["do"] == "suspend":
+            groups = question.get("groups", ())
+            return {"done": suspender.suspend(pids, int(question.get("timeout_ms", LOCK_MS)), groups)}
+        if question["do"] == "resume":
+            pairs = [(bytes.fromhex(old), bytes.fromhex(new)) for old, new in question.get("pairs", ())]
             suspender.resume(pids, pairs)
             return {"done": pids}
-        return {"failed": f"{asked['do']!r} is nothing that can be asked"}
+        return {"failed": f"{question['do']!r} is nothing that can be asked"}
     except ProcessLost as error:
         return {"failed": error.message, "stuck": True}
     except SubletError as error:

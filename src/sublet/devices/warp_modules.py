@@ -243,8 +243,8 @@ def _without_the_driver_line() -> Iterator[None]:
             if sys.stderr is not None:
                 sys.stderr.flush()
             os.dup2(terminal, 2)
-            said = os.pread(kept, os.fstat(kept).st_size, 0).splitlines(keepends=True)
-            for line in said:
+            lines = os.pread(kept, os.fstat(kept).st_size, 0).splitlines(keepends=True)
+            for line in lines:
                 if _NO_DRIVER not in line:
                     os.write(2, line)
     finally:

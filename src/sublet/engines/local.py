@@ -343,8 +343,8 @@ class Office:
     def _end_if_idle(self) -> None:
         """End an embedded office that is idle; looked at twice a minute."""
         now_ns = self.clock.now_ns()
-        is_asked = self.server.busy or (self._shared_server is not None and self._shared_server.busy)
-        if self.service.in_use or is_asked or self.service.requests != self._requests_seen:
+        is_busy = self.server.busy or (self._shared_server is not None and self._shared_server.busy)
+        if self.service.in_use or is_busy or self.service.requests != self._requests_seen:
             self._requests_seen = self.service.requests
             self._idle_since_ns = now_ns
         elif now_ns - self._idle_since_ns >= IDLE_ENDS_S * NS_PER_S:
@@ -383,10 +383,10 @@ class Office:
 
     def _offer(self) -> None:
         """What may be lent of this machine, where that has changed."""
-        there = with_what_is_held(within(self._machine, self._limits), self.driver.ledger.state)
-        if there.devices != self._inventory.devices:
-            self._inventory = there
-            self.driver.post(NodeUp(inventory=there))
+        offered = with_what_is_held(within(self._machine, self._limits), self.driver.ledger.state)
+        if offered.devices != self._inventory.devices:
+            self._inventory = offered
+            self.driver.post(NodeUp(inventory=offered))
 
     def _check_disk(self) -> None:
         """What is lent of the disk is never more than is there. What leases have of it stays theirs."""
@@ -394,14 +394,14 @@ class Office:
         if not self._room.is_short():
             self._room.lay_out()
         try:
-            there = block_bytes(self.home, self._limits.number("office.disk_reserve"))
+            available = block_bytes(self.home, self._limits.number("office.disk_reserve"))
         except OSError as error:
             _log.warning("the room on the disk could not be seen: %s", error)
             return
         resources = self.driver.ledger.state.resources.values()
         offered = sum(resource.device.capacity for resource in resources if resource.device.kind is Kind.BLOCK)
-        if offer_again(offered, there):
-            self._machine = _with_disk(self._machine, there)
+        if offer_again(offered, available):
+            self._machine = _with_disk(self._machine, available)
         self._offer()
 
 

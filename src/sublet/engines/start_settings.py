@@ -80,17 +80,17 @@ def shared_words(shared: Path | None) -> str:
 
 
 def agreed(
-    home: Path, asked: HostGpus | None, shared: Path | None = None, log_format: LogFormat | None = None
+    home: Path, wanted_gpus: HostGpus | None, shared: Path | None = None, log_format: LogFormat | None = None
 ) -> StartSettings:
     """The settings to start with: the remembered ones, else those asked for. The format of the log may change.
 
     Raises ``OfficeDiffers`` if other ones are asked for than are remembered.
     """
     kept = read_settings(home)
-    wanted = StartSettings(host_gpus=asked, shared=shared, log_format=log_format or LogFormat.TEXT)
+    wanted = StartSettings(host_gpus=wanted_gpus, shared=shared, log_format=log_format or LogFormat.TEXT)
     if kept is None:
         return wanted
-    if (asked is not None and asked != kept.host_gpus) or (shared is not None and shared != kept.shared):
+    if (wanted_gpus is not None and wanted_gpus != kept.host_gpus) or (shared is not None and shared != kept.shared):
         raise OfficeDiffers(
             f"the office of {home} was started with `{kept.command()}`, not with {wanted.option_text()}, and was not "
             "ended since by `sublet down`",
@@ -155,12 +155,12 @@ def forget_settings(home: Path) -> bool:
 
 def _encoded(settings: StartSettings) -> bytes:
     host_gpus = None if settings.host_gpus is None else str(settings.host_gpus)
-    said = {"host_gpus": host_gpus}
+    fields = {"host_gpus": host_gpus}
     if settings.shared is not None:
-        said["shared"] = os.fspath(settings.shared)
+        fields["shared"] = os.fspath(settings.shared)
     if settings.log_format is not LogFormat.TEXT:
-        said["log_format"] = settings.log_format.value
-    body = json.dumps(said).encode() + b"\n"
+        fields["log_format"] = settings.log_format.value
+    body = json.dumps(fields).encode() + b"\n"
     return f"{_FORMAT} {zlib.crc32(body):08x}\n".encode() + body
 
 
@@ -169,12 +169,12 @@ def _decoded(path: Path, data: bytes) -> StartSettings:
     if head != f"{_FORMAT} {zlib.crc32(body):08x}".encode():
         raise _unusable(path, "is damaged, or was not written by this version of Sublet")
     try:
-        said = json.loads(body)
-        host_gpus, shared = said["host_gpus"], said.get("shared")
+        fields = json.loads(body)
+        host_gpus, shared = fields["host_gpus"], fields.get("shared")
         return StartSettings(
             host_gpus=None if host_gpus is None else parse_host_gpus(host_gpus),
             shared=None if shared is None else Path(shared),
-            log_format=LogFormat(said.get("log_format", LogFormat.TEXT)),
+            log_format=LogFormat(fields.get("log_format", LogFormat.TEXT)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise _unusable(path, "names no settings that this version of Sublet knows") from error

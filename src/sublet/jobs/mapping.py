@@ -143,10 +143,10 @@ class _Feeder:
         self.result: JobResult | None = None
         self._terms = terms
         self._items = iter(items)
-        self._is_there = isinstance(items, Sized)
+        self._has_all = isinstance(items, Sized)
         """A list or its like, whose items cost nothing to read: so many are read that all leases are asked for at once.
         Of what may be slow, or large, as much as the leases need that are held."""
-        self._at_least = 2 * terms.want if self._is_there else 1
+        self._at_least = 2 * terms.want if self._has_all else 1
         self._task = PackedFunction(Task(function))
         self._counts_fuel = hasattr(function, "fuel")
         """A WASM tasklet, whose results say what they used."""
@@ -225,7 +225,7 @@ class _Feeder:
         """The next items, as chunks."""
         first = self._fed
         items: list[Any] = []
-        if self._is_there:
+        if self._has_all:
             items += islice(self._items, most)
             self._is_read = len(items) < most
         else:

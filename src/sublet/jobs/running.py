@@ -180,7 +180,7 @@ class RunningJob:
         self._events: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._slots: dict[str, _Slot] = {}
         self._paces: dict[Needs, _Pace] = {}
-        self._told = 0
+        self._failures_delivered = 0
         """Failures that were delivered."""
         self._held_back: list[tuple[Works, Sequence[bytes]]] = []
         """Results that are put, and not published."""
@@ -193,7 +193,7 @@ class RunningJob:
         """It failed to take results in, or to publish them, and is not tried again."""
         self._publisher: threading.Thread | None = None
         self._is_closed = False
-        self._asked = 0
+        self._posted = 0
         """Times that chunks or a phase were given, and below, taken in: until these are equal nothing is over."""
         self._answered = 0
         self._fed = 0
@@ -211,7 +211,7 @@ class RunningJob:
 
     def feed(self, works: Works, contents: Sequence[bytes] | None = None) -> None:
         """More chunks. ``InvalidRequest`` of theirs ends the job, as it would if they were refused here."""
-        self._asked += 1
+        self._posted += 1
         self._fed += len(works)
         self._over.clear()
 
@@ -231,12 +231,12 @@ class RunningJob:
 
     def next_phase(self, core: Coordinator, phase: str) -> None:
         """Go on with other chunks, on the same leases. Only when the last phase is over."""
-        self._asked += 1
+        self._posted += 1
         self._over.clear()
 
         def begin() -> None:
             self._answered += 1
-            self.core, self.phase, self._told = core, phase, 0
+            self.core, self.phase, self._failures_delivered = core, phase, 0
             self._note("phase", detail=phase)
 
         self._post(begin)
@@ -367,7 +367,7 @@ class RunningJob:
         self._publish_if_due(now_ns)
         self._deliver_failures()
         self._record_events()
-        if core.is_over and self._asked == self._answered:
+        if core.is_over and self._posted == self._answered:
             self._over.set()
 
     def _last_step(self) -> None:
@@ -551,8 +551,8 @@ class RunningJob:
         """Its worker is told to begin nothing more; once it has seen that, what it had not begun goes to others."""
         under_way = list(slot.under_way.values())
         if slot.withheld_ns is None:
-            said = [future.withhold() for _, future in under_way]
-            if all(said):
+            withheld = [future.withhold() for _, future in under_way]
+            if all(withheld):
                 slot.withheld_ns = now_ns
             else:  # one is just being sent
                 slot.idle_ns = now_ns
@@ -709,9 +709,9 @@ class RunningJob:
 
     def _deliver_failures(self) -> None:
         failures = self.core.failures
-        if self._told < len(failures):
-            new = failures[self._told :]
-            self._told = len(failures)
+        if self._failures_delivered < len(failures):
+            new = failures[self._failures_delivered :]
+            self._failures_delivered = len(failures)
             self._deliver([Delivered((one.index,), (one.chunk,), None, one) for one in new])
 
     def _record_events(self) -> None:
@@ -745,14 +745,14 @@ def load_state(data: bytes) -> tuple[str, dict[ChunkId, SavedChunk]]:
     if not data:
         return "", {}
     try:
-        told = json.loads(data)
-        version = told["version"]
+        state = json.loads(data)
+        version = state["version"]
         if version == _STATE_VERSION:
             chunks = {
                 ChunkId(bytes.fromhex(key)): SavedChunk(charges=charges, memory=memory, runs_ns=tuple(runs_ns))
-                for key, (charges, memory, runs_ns) in told["chunks"].items()
+                for key, (charges, memory, runs_ns) in state["chunks"].items()
             }
-            return str(told["phase"]), chunks
+            return str(state["phase"]), chunks
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidRequest("the saved state of the job cannot be read", do="Run it in a new store.") from error
     raise InvalidRequest(

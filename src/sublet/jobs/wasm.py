@@ -351,8 +351,8 @@ def _signature(kind: object) -> tuple[str, str] | None:
 
 
 def _text(params: str, results: str) -> str:
-    said = [" ".join(_WORDS[letter] for letter in letters) or "nothing" for letters in (params, results)]
-    return f"from ({said[0]}) to ({said[1]})"
+    words = [" ".join(_WORDS[letter] for letter in letters) or "nothing" for letters in (params, results)]
+    return f"from ({words[0]}) to ({words[1]})"
 
 
 # --------------------------------------------------------------------------------------------------------- one run
@@ -474,26 +474,26 @@ class _Run:
         """What a trap means."""
         codes = _wasmtime().TrapCode
         code = trap.trap_code
-        said = "" if self._system is None else self._system.stderr_text
+        text = "" if self._system is None else self._system.stderr_text
         where = next((frame.func_name for frame in trap.frames if frame.func_name), None) or self._at
         if code is codes.INTERRUPT:
             raise _Interrupted from None
         error: WasmError
         if code is codes.OUT_OF_FUEL:
             error = OutOfFuel(
-                f"the tasklet used up its fuel ({self._tasklet.fuel}) in {where}{said}",
+                f"the tasklet used up its fuel ({self._tasklet.fuel}) in {where}{text}",
                 function=where,
                 do="Give it more with fuel=, or less to do.",
             )
         elif self._is_memory_full():
             error = WasmMemoryLimit(
-                f"the tasklet failed in {where} with all of its memory ({format_size(self._memory_max)}) in use{said}",
+                f"the tasklet failed in {where} with all of its memory ({format_size(self._memory_max)}) in use{text}",
                 function=where,
                 do="Give it more with memory=, or less to do.",
             )
         else:
             error = WasmTrap(
-                f"the tasklet failed in {where}: {_short(trap)}{said}", function=where, do="Fix the module."
+                f"the tasklet failed in {where}: {_short(trap)}{text}", function=where, do="Fix the module."
             )
         raise error from None
 
@@ -529,9 +529,9 @@ def _too_large(length: int, most: int, function: str) -> WasmOutputTooLarge:
 def _short(error: object) -> str:
     """The first lines of what the runtime says, without its backtrace."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("error while", "wasm backtrace", "Caused by"))]
-    told = [line.split(": ", 1)[1] if line[0].isdigit() and ": " in line else line for line in told]
-    kept = [line for line in told if "!" not in line.split(" - ")[-1] or " - " not in line]
+    reported = [line for line in lines if line and not line.startswith(("error while", "wasm backtrace", "Caused by"))]
+    reported = [line.split(": ", 1)[1] if line[0].isdigit() and ": " in line else line for line in reported]
+    kept = [line for line in reported if "!" not in line.split(" - ")[-1] or " - " not in line]
     return " ".join(kept)[-300:] or "it does not say why"
 
 

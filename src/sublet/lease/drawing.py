@@ -198,8 +198,8 @@ def _sections() -> dict[str, str]:
         ("volume states", VolumeState),
         ("volume events", VolumeEvent),
     ):
-        said = meanings(kinds.__name__)
-        sections[title] = _table((title.split()[1].removesuffix("s"), "meaning"), [(k, said[k]) for k in kinds])
+        meaning_of = meanings(kinds.__name__)
+        sections[title] = _table((title.split()[1].removesuffix("s"), "meaning"), [(k, meaning_of[k]) for k in kinds])
     sections["coupling"] = coupling()
     return sections
 

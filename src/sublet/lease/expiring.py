@@ -36,7 +36,7 @@ class _Entry:
     """What it takes now."""
     heeded_ns: int = 0
     """The lead that its holder reckons with."""
-    asked: bool = False
+    requested: bool = False
     warned: bool = False
 
     @property
@@ -50,7 +50,7 @@ class _Entry:
     @property
     def next_ns(self) -> int | None:
         """What is to be done next for it, and when."""
-        return None if self.warned else self.warn_at_ns if self.asked else self.ask_at_ns
+        return None if self.warned else self.warn_at_ns if self.requested else self.ask_at_ns
 
     def _lead_ns(self) -> int:
         most_ns = max(self.ttl_ns * _UNHEEDED_PERCENT // 100, self.heeded_ns)
@@ -69,10 +69,10 @@ class Expiring:
         entry = self._entries.get(lease)  # type: ignore[call-overload]  # any object may be asked for
         return entry is not None and entry.warned
 
-    def is_asked(self, lease: LeaseId) -> bool:
+    def is_requested(self, lease: LeaseId) -> bool:
         """Whether its deadline is so near that the office was asked to park it."""
         entry = self._entries.get(lease)
-        return entry is not None and entry.asked
+        return entry is not None and entry.requested
 
     def moved(self, lease: LeaseId, deadline_ns: int, ttl_ns: int, now_ns: int, *, heeded_ns: int = 0) -> bool:
         """The lease has this deadline now; ``heeded_ns``: the lead that its holder reckons with. Returns whether it was
@@ -106,18 +106,18 @@ class Expiring:
 
     def due(self, now_ns: int) -> tuple[list[LeaseId], list[LeaseId]]:
         """For whom to ask the office now, and whom to warn; each is named once."""
-        asked, warned = [], []
+        to_park, warned = [], []
         while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
             lease = heapq.heappop(self._moments)[1]
             entry = self._entries[lease]
-            if entry.asked:
+            if entry.requested:
                 entry.warned = True
                 warned.append(lease)
             else:
-                entry.asked = True
-                asked.append(lease)
+                entry.requested = True
+                to_park.append(lease)
                 heapq.heappush(self._moments, (entry.warn_at_ns, lease))
-        return asked, warned
+        return to_park, warned
 
     def next_ns(self) -> int | None:
         """When there is something to do for a lease."""
@@ -133,8 +133,8 @@ class Expiring:
         if entry.warned and now_ns >= entry.warn_at_ns:
             return False  # not moved far enough: the warning stands
         spared, entry.warned = entry.warned, False
-        entry.asked = entry.asked and now_ns >= entry.ask_at_ns
-        heapq.heappush(self._moments, (entry.warn_at_ns if entry.asked else entry.ask_at_ns, lease))
+        entry.requested = entry.requested and now_ns >= entry.ask_at_ns
+        heapq.heappush(self._moments, (entry.warn_at_ns if entry.requested else entry.ask_at_ns, lease))
         if len(self._moments) > 64 + 4 * len(self._entries):  # mostly moments that were moved since
             moments = ((known.next_ns, name) for name, known in self._entries.items())
             self._moments = [(at_ns, name) for at_ns, name in moments if at_ns is not None]

@@ -222,11 +222,11 @@ class FenceTable:
     def _place(self, live: FenceEntry, *, present: bool) -> None:
         for part in live.parts:
             for parts in (self._on, self._alone) if is_exclusive(part) else (self._on,):
-                there = parts.setdefault(part.resource, {})
+                on_resource = parts.setdefault(part.resource, {})
                 if present:
-                    there[live.lease] = part
+                    on_resource[live.lease] = part
                 else:
-                    there.pop(live.lease, None)
+                    on_resource.pop(live.lease, None)
             amount = part.amount if present else -part.amount
             self._in_use[part.resource] = self._in_use.get(part.resource, 0) + amount
 

@@ -50,7 +50,7 @@ class BusyMeter:
     _ended_ns: int = 0
     """Up to the last moment at which everything had finished."""
     _since_ns: int = 0
-    _said_ns: int = 0
+    _reported_ns: int = 0
 
     def begin(self, now_ns: int) -> bool:
         """One more runs; True if it is the only one."""
@@ -74,11 +74,11 @@ class BusyMeter:
     def unsaid_ns(self, now_ns: int) -> int:
         """What no answered report has carried yet. An unanswered report may have been counted all the same, and its
         time is carried again; so the receiver that adds up counts no more of one than has passed since the last."""
-        return max(0, self.total_ns(now_ns) - self._said_ns)
+        return max(0, self.total_ns(now_ns) - self._reported_ns)
 
     def reported(self, total_ns: int) -> None:
         """A word was answered that carried everything up to this total."""
-        self._said_ns = max(self._said_ns, total_ns)
+        self._reported_ns = max(self._reported_ns, total_ns)
 
 
 HELD_STATES: Final = frozenset({LeaseStatus.ACTIVE, LeaseStatus.JEOPARDY, LeaseStatus.NOTICED})
@@ -179,7 +179,7 @@ class Holder:
         return None if self.claim_by_ns is None else max(0, self.claim_by_ns - now_ns)
 
     @property
-    def asked_ns(self) -> int:
+    def requested_ns(self) -> int:
         """The TTL it asks for: its own, or what its saves have come to need. That stays, if they get shorter again."""
         return max(self.ttl_ns, self._raised_ns, self.policy.ttl_for_ns(self.lead_ns))
 
@@ -240,7 +240,7 @@ class Holder:
             active=self.busy if active is None else active,
             busy_ns=self.busy_time.unsaid_ns(now_ns),
             busy_total_ns=self.busy_time.total_ns(now_ns),
-            ttl_ns=None if ttl_ns is None and self.asked_ns == self.ttl_ns else self.asked_ns,
+            ttl_ns=None if ttl_ns is None and self.requested_ns == self.ttl_ns else self.requested_ns,
             lead_ns=self.lead_ns,
         )
         return self._pending
@@ -324,9 +324,9 @@ class Holder:
         """The office says that it ended. Its reason replaces the holder's guess."""
         if self.status is LeaseStatus.ENDED:
             return False
-        told = self.end is not None
+        is_known = self.end is not None
         self._apply(HolderEvent.ENDED)
-        self._finish(now_ns, end, tell=not told)
+        self._finish(now_ns, end, tell=not is_known)
         return True
 
     def begin_release(self, now_ns: int) -> None:
@@ -389,7 +389,7 @@ class Holder:
         cap_ns = self.policy.max_hold_ns
         if self.policy.mode is RenewMode.WHILE_BUSY and not self.busy:
             self._put_off(now_ns)
-        elif cap_ns is not None and now_ns + self.asked_ns > self._held_since_ns + cap_ns:
+        elif cap_ns is not None and now_ns + self.requested_ns > self._held_since_ns + cap_ns:
             self._quiet = HolderWord.HELD_LONG
             self._report(now_ns, HolderWord.HELD_LONG, f"it may be held for {format_duration(cap_ns)} at most")
 
@@ -420,11 +420,11 @@ class Holder:
     def _reckon(self, now_ns: int, save_ns: int) -> None:
         """A save takes so long: from here on renewals leave time for it, if need be by asking for more time."""
         if save_ns:
-            before_ns, self.lead_ns = self.asked_ns, self.policy.lead_of(save_ns, self.ttl_ns)
+            before_ns, self.lead_ns = self.requested_ns, self.policy.lead_of(save_ns, self.ttl_ns)
             self._raised_ns = max(self._raised_ns, self.policy.ttl_for_ns(self.lead_ns))
-            if self.asked_ns > before_ns:
-                said = f"saving takes {format_duration(save_ns)}, so it asks for {format_duration(self.asked_ns)}"
-                self._report(now_ns, HolderWord.LONGER, said)
+            if self.requested_ns > before_ns:
+                text = f"saving takes {format_duration(save_ns)}, so it asks for {format_duration(self.requested_ns)}"
+                self._report(now_ns, HolderWord.LONGER, text)
 
     def _grant(self, now_ns: int, sent_ns: int, granted_ns: int, event: HolderEvent) -> None:
         recovered = self.status is LeaseStatus.JEOPARDY

@@ -101,7 +101,7 @@ class Node:
         # A previous agent may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in hardware.leftovers():
-            self._teardowns.begin(left.lease, left.epoch, left.part, grace_until_ns=0, asked=False)
+            self._teardowns.begin(left.lease, left.epoch, left.part, grace_until_ns=0, ordered=False)
 
     # ---- what is called ----
 
@@ -296,7 +296,7 @@ class Node:
         self._forget_lease(under.lease)
         self._hardware.resume(under, order.lease, order.epoch)
         for part in gone.parts if gone is not None else ():
-            self._teardowns.begin(under.lease, under.epoch, part, grace_until_ns=now_ns, asked=False)
+            self._teardowns.begin(under.lease, under.epoch, part, grace_until_ns=now_ns, ordered=False)
         report = Resumed(node=self.name, lease=order.lease, epoch=order.epoch, under=under)
         self._ended_here.repeat(under.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
 
@@ -321,7 +321,7 @@ class Node:
         heeded_ns = order.lead_ns if isinstance(order, Extend) else 0
         if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns, heeded_ns=heeded_ns):
             self._hardware.cancel_warning(live.lease, live.epoch)
-        if not self._expiring.is_asked(live.lease):
+        if not self._expiring.is_requested(live.lease):
             self._parking.extended(live.lease)
 
     def _notify(self, order: Notify, now_ns: int) -> None:
@@ -369,10 +369,10 @@ class Node:
         """Take the lease off the parts that the office names, and off those it had here; whether anything is new."""
         lease, is_new = order.lease, False
         for part in order.parts:
-            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=True, end=order)
+            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, ordered=True, end=order)
         for part in gone.parts if gone is not None else ():
             if self._teardowns.get(lease, part.resource) is None:
-                is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=False)
+                is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, ordered=False)
         return is_new
 
     def _verify(self, order: Verify, now_ns: int) -> None:
@@ -395,7 +395,7 @@ class Node:
         self.fence.end(live.lease, live.epoch, live.parts, reason)
         self._forget_lease(live.lease)
         for part in live.parts:
-            self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, asked=False, volume=volume)
+            self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, ordered=False, volume=volume)
         self._hardware.announce_end(live.lease, live.epoch, reason, now_ns, detail, now_ns)
         report = EndedHere(node=self.name, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail)
         self._ended_here.repeat(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
@@ -409,8 +409,8 @@ class Node:
             self._parking.cancel(lease)
 
     def _warn_who_expires(self, now_ns: int) -> None:
-        asked, warned = self._expiring.due(now_ns)
-        for lease in asked:
+        to_park, warned = self._expiring.due(now_ns)
+        for lease in to_park:
             self._parking.runs_out(lease, now_ns)
         for lease in warned:
             live = self.fence.get(lease)
@@ -463,8 +463,8 @@ class Node:
     ) -> None:
         name, lease, epoch, number = self.name, order.lease, order.epoch, order.number
         if held:
-            told, save_ns = isinstance(order, Notify), self._expiring.save_ns(lease)
-            self._report(Held(node=name, lease=lease, epoch=epoch, number=number, told=told, save_ns=save_ns))
+            is_notice, save_ns = isinstance(order, Notify), self._expiring.save_ns(lease)
+            self._report(Held(node=name, lease=lease, epoch=epoch, number=number, told=is_notice, save_ns=save_ns))
         else:
             report = NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail, reason=reason)
             self._report(report)
@@ -479,9 +479,9 @@ def in_the_way(fence: FenceTable, teardowns: Teardowns, lease: LeaseId, part: Pa
     if own is not None and own.holds(part.resource):
         return True  # what it had before a restart is being cleared away
     leaving = teardowns.leaving(part.resource)
-    there = fence.on(part.resource)
+    present = fence.on(part.resource)
     if is_exclusive(part):
-        return bool(leaving or there)
+        return bool(leaving or present)
     if part.kind is Kind.GPU and (fence.exclusive_on(part.resource) or any(map(is_exclusive, leaving))):
         return True
     in_use = fence.in_use(part.resource) + sum(other.amount for other in leaving)

@@ -127,8 +127,8 @@ class NodeVolumes:
         self._say_ns = now_ns + SAY_AGAIN_NS
         found = tuple(kept)
         for start in range(0, max(1, len(found)), SAID_AT_ONCE):
-            said = found[start : start + SAID_AT_ONCE]
-            self._report(Volumes(node=self._node, volumes=said, is_all=len(said) == len(found)))
+            batch = found[start : start + SAID_AT_ONCE]
+            self._report(Volumes(node=self._node, volumes=batch, is_all=len(batch) == len(found)))
 
     def _is_over(self, order: RemoveVolume, now_ns: int) -> bool:
         """Whether nothing of the volume that is meant is left."""

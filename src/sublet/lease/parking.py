@@ -148,12 +148,12 @@ class ParkingLot:
 
     def park(self, lease: LeaseId, epoch: Epoch, under: Parking | None, until_ns: int, now_ns: int) -> bool:
         """Begin, if the parking lease is live here (under the epoch that was meant, or a newer one)."""
-        there = self._fence.get(under.lease) if under is not None else None
-        if under is None or there is None or there.epoch < under.epoch or there.deadline_ns <= now_ns:
+        parking = self._fence.get(under.lease) if under is not None else None
+        if under is None or parking is None or parking.epoch < under.epoch or parking.deadline_ns <= now_ns:
             return False
         self._under.setdefault(under.lease, False)
-        room = sum(part.amount for part in there.parts)
-        return self._hardware.park(lease, epoch, under, room, min(until_ns, there.deadline_ns), now_ns)
+        room = sum(part.amount for part in parking.parts)
+        return self._hardware.park(lease, epoch, under, room, min(until_ns, parking.deadline_ns), now_ns)
 
     # ---- 3: parked ----
 

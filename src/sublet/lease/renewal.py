@@ -311,8 +311,8 @@ class RenewalManager:
                     self.counts.late += 1
             if entry is not None:
                 self._schedule(entry)
-        said = self.drain()
-        return replace(said, renewed=tuple(renewed), failed=tuple(failed), unanswered=tuple(unanswered))
+        summary = self.drain()
+        return replace(summary, renewed=tuple(renewed), failed=tuple(failed), unanswered=tuple(unanswered))
 
     def next_wake_ns(self) -> int | None:
         """The earliest moment at which ``collect`` has something to do."""

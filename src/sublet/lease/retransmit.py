@@ -24,7 +24,7 @@ class _Entry:
     next_ns: int
     until_ns: int | None
     pause_ns: int = FIRST_NS
-    said: int = 0
+    sends: int = 0
 
 
 class Repeats(Generic[_Key]):
@@ -39,7 +39,7 @@ class Repeats(Generic[_Key]):
     def may_be_answered(self, key: _Key) -> bool:
         """Whether it is being said, and not for so long that the other side cannot know what it is about."""
         entry = self._entries.get(key)
-        return entry is not None and entry.said < ENOUGH
+        return entry is not None and entry.sends < ENOUGH
 
     def about_to_say(self, now_ns: int) -> list[_Key]:
         """Of what there is something to say now."""
@@ -64,13 +64,13 @@ class Repeats(Generic[_Key]):
             if now_ns >= entry.next_ns:
                 entry.next_ns = now_ns + entry.pause_ns
                 entry.pause_ns = min(2 * entry.pause_ns, MAX_NS)
-                entry.said += 1
+                entry.sends += 1
                 yield entry.report
 
     def again(self, now_ns: int) -> None:
         """The other side may be new and may not have heard: say everything again, at short intervals at first."""
         for entry in self._entries.values():
-            entry.next_ns, entry.pause_ns, entry.said = now_ns, FIRST_NS, 0
+            entry.next_ns, entry.pause_ns, entry.sends = now_ns, FIRST_NS, 0
 
     def resend_now(self, now_ns: int) -> None:
         """All of it once more, between two times."""

@@ -56,7 +56,7 @@ class Teardown:
     epoch: Epoch
     part: Part
     grace_until_ns: int
-    asked: bool = False
+    ordered: bool = False
     """Whether the office asked; until it does, the outcome is not reported."""
     answered: bool = False
     """Whether the outcome was told since the office last asked."""

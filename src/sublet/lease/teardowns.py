@@ -67,7 +67,7 @@ class Teardowns:
         part: Part,
         *,
         grace_until_ns: int,
-        asked: bool,
+        ordered: bool,
         end: End | None = None,
         volume: VolumeRef | None = None,
     ) -> bool:
@@ -79,12 +79,12 @@ class Teardowns:
         if down is not None:  # a restored office may ask by an older epoch; what is said of the newer one holds too
             down.epoch, down.park = max(down.epoch, epoch), down.park or park
             down.volume = down.volume or volume
-            down.asked = down.asked or asked
+            down.ordered = down.ordered or ordered
             down.answered = False
             return False
         down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, park=park, volume=volume)
-        down.asked = asked
-        if asked:
+        down.ordered = ordered
+        if ordered:
             self._take_over_failure(down)
         self._all[lease, part.resource] = down
         return True
@@ -95,7 +95,7 @@ class Teardowns:
         if down is not None and down.is_settled:
             del self._all[lease, part.resource]
             epoch = max(epoch, down.epoch)
-        self.begin(lease, epoch, part, grace_until_ns=now_ns, asked=True)
+        self.begin(lease, epoch, part, grace_until_ns=now_ns, ordered=True)
 
     def failed_in_the_way(self, wanted: Sequence[Part], epoch: Epoch) -> Teardown | None:
         """A failed teardown in the way of a grant. If the office was told of it, the operator has vouched for the
@@ -130,7 +130,7 @@ class Teardowns:
     def resend_all(self) -> None:
         """A restored office: it may not know what its predecessor was told."""
         for down in self._all.values():
-            down.asked = down.answered = False
+            down.ordered = down.answered = False
 
     def advance(self, teardowns: Iterable[Teardown], now_ns: int) -> None:
         """Take every step that is due, and say what came of it."""
@@ -139,9 +139,9 @@ class Teardowns:
             if down.due_ns is not None and down.due_ns > now_ns and not down.is_settled:
                 continue
             down.advance(now_ns, self._hardware, self._bounds)
-            if down.phase is TeardownPhase.CLEAN and not down.asked:
+            if down.phase is TeardownPhase.CLEAN and not down.ordered:
                 del self._all[down.lease, down.part.resource]  # if the office asks, it looks again
-            elif down.is_settled and down.asked and (not down.answered or down.phase is TeardownPhase.CLEAN):
+            elif down.is_settled and down.ordered and (not down.answered or down.phase is TeardownPhase.CLEAN):
                 down.answered = True
                 if down.phase is TeardownPhase.CLEAN:
                     torn.setdefault((down.lease, down.epoch), []).append(down)
@@ -163,10 +163,10 @@ class Teardowns:
         ``End`` alone the agent can be sure that it is repeated until the answer was heard."""
         for other in self._all.values():
             untold = (
-                other.phase is TeardownPhase.FAILED and not other.asked and other.part.resource == down.part.resource
+                other.phase is TeardownPhase.FAILED and not other.ordered and other.part.resource == down.part.resource
             )
             if untold and not self._may_be_answered(other.lease):
-                other.asked = other.answered = True
+                other.ordered = other.answered = True
                 down.fail(f"{other.detail} (left by lease {other.lease})", hard=other.hard)
 
     def _torn_down(self, downs: Sequence[Teardown]) -> TornDown:

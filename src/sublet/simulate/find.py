@@ -187,13 +187,13 @@ def find(
             point(gpus)
         whole = [one for one in tried.values() if not one.stopped]
         best = max(whole, key=lambda one: one.interval[0], default=None)
-        said = f"all are below {goal.share - FAR:.0%}"
+        text = f"all are below {goal.share - FAR:.0%}"
         if best is not None:
-            said = f"the best is {best.mean:.1%}, with {best.gpus}"
+            text = f"the best is {best.mean:.1%}, with {best.gpus}"
             if len(seeds) > 1:
-                said += f" ({best.interval[0]:.1%} at the lower end of the interval over seeds)"
+                text += f" ({best.interval[0]:.1%} at the lower end of the interval over seeds)"
         raise InvalidRequest(
-            f"no number of GPUs up to {most} reaches {goal}; {said}",
+            f"no number of GPUs up to {most} reaches {goal}; {text}",
             do="Ask for a longer time or a smaller share. Cells that fit no node count as not started: see "
             "--gpus-per-node and --vram.",
         )

@@ -17,9 +17,9 @@ from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
 from sublet.wire.decoders import decoder
 from sublet.wire.orders import Inventory
 
-_Told = ev.NodeJoined | ev.Queued | ev.Claimed | ev.Ending
-_KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
-_decode: Final = decoder(_Told).decode
+_PastEvent = ev.NodeJoined | ev.Queued | ev.Claimed | ev.Ending
+_KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _PastEvent.__args__)
+_decode: Final = decoder(_PastEvent).decode
 _MIN: Final = 60 * NS_PER_S
 
 
@@ -61,8 +61,10 @@ def read_journal(path: Path) -> tuple[list[WorkloadSession], ReplayHardware]:
         )
     if len(found) > CELLS_MAX:
         raise InvalidRequest(f"{path} has more than {CELLS_MAX:,} leases with GPUs", do="Use a generated workload.")
-    first_ns = min(asked_ns for asked_ns, _, _ in found)
-    sessions = [_session(lease, (asked_ns - first_ns) / _MIN, ran_ns / _MIN) for asked_ns, lease, ran_ns in found]
+    first_ns = min(requested_ns for requested_ns, _, _ in found)
+    sessions = [
+        _session(lease, (requested_ns - first_ns) / _MIN, ran_ns / _MIN) for requested_ns, lease, ran_ns in found
+    ]
     return sorted(sessions, key=lambda session: session.start_min), _hardware(nodes)
 
 

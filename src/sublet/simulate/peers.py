@@ -66,7 +66,7 @@ class _Holder:
     since_ns: int = 0
     ends_ns: int = 0
     """When its present cell is through; what backfill reckons with."""
-    asked_ns: int = 0
+    requested_ns: int = 0
     waited_ns: int = 0
     """For a server with its GPUs; its next cell pays."""
     turn: int = 0
@@ -148,7 +148,7 @@ class _Run:
             self._work(holder)
 
     def _ask(self, holder: _Holder) -> None:
-        holder.asked_ns = self._now_ns
+        holder.requested_ns = self._now_ns
         self._line.append(holder)
         self.result.note_queue(self._now_ns, +1)
         self._admit()
@@ -219,7 +219,7 @@ class _Run:
         self._free[node] -= holder.gpus
         self._running[holder] = None
         self.result.note_queue(self._now_ns, -1)
-        holder.waited_ns += self._now_ns - holder.asked_ns
+        holder.waited_ns += self._now_ns - holder.requested_ns
         if self._peer.by_cell or holder.turn:
             self._work(holder)
         else:

@@ -266,7 +266,7 @@ class _Notebook:
     waits: bool = False
     left_ns: int = 0
     """Of the cell that runs or waits; 0 if none does."""
-    asked_ns: int = 0
+    requested_ns: int = 0
     runs_since_ns: int | None = None
     first_start: bool = True
     turn: int = 0
@@ -315,7 +315,7 @@ class Replay:
         self._check_every = check_every
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
-        self._asked = 0
+        self._requests = 0
         self._granted: dict[LeaseId, tuple[int, int]] = {}
         self._by_lease: dict[LeaseId, _Notebook] = {}
         self._tick_ns: int | None = None
@@ -386,7 +386,7 @@ class Replay:
             self._leave_out(notebook)
             return
         notebook.left_ns = max(1, round(cell.duration_min * _MIN))
-        notebook.asked_ns, notebook.first_start = self._now_ns, True
+        notebook.requested_ns, notebook.first_start = self._now_ns, True
         if notebook.lease is not None and _holds(notebook, cell) and self._renew(notebook, active=True):
             self.result.warm += 1
             self._work(notebook, warm=True)
@@ -400,8 +400,8 @@ class Replay:
         self._next_cell(notebook)
 
     def _ask(self, notebook: _Notebook) -> None:
-        self._asked += 1
-        lease = LeaseId(f"l{self._asked}")
+        self._requests += 1
+        lease = LeaseId(f"l{self._requests}")
         notebook.lease, notebook.held = lease, notebook.cell
         self._by_lease[lease] = notebook
         cell = notebook.cell
@@ -439,7 +439,7 @@ class Replay:
         if notebook.first_start:
             start_ns = 0 if warm else self._costs.start_ns
             notebook.first_start = False
-            wait_ns = self._now_ns + start_ns - notebook.asked_ns
+            wait_ns = self._now_ns + start_ns - notebook.requested_ns
             self.result.cells += 1
             self.result.note_wait(wait_ns, pays_priority=notebook.session.pays_priority)
             self._late_left -= wait_ns > self._late_ns
@@ -459,7 +459,7 @@ class Replay:
             return
         busy_ns = self._stop_clock(notebook)
         run_ns = max(1, round(notebook.cell.duration_min * _MIN))
-        self.result.done.append((notebook.session.owner, run_ns, max(run_ns, self._now_ns - notebook.asked_ns)))
+        self.result.done.append((notebook.session.owner, run_ns, max(run_ns, self._now_ns - notebook.requested_ns)))
         self.result.finished_ns = self._now_ns - self._origin_ns
         self._left -= 1
         notebook.left_ns = 0

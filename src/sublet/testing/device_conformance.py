@@ -44,10 +44,10 @@ def refused(error: type[SubletError] | tuple[type[SubletError], ...], *words: st
     try:
         yield
     except error as found:
-        said = str(found)
+        message = str(found)
     else:
         raise AssertionError(f"it was let pass; {error} was expected")
-    assert all(word in said for word in words), f"{said!r} does not say {words}"
+    assert all(word in message for word in words), f"{message!r} does not say {words}"
 
 
 # ------------------------------------------------------------------------------------------------------- device kernels

@@ -172,8 +172,8 @@ class Machine:
 
     def of(self, lease: LeaseId, epoch: Epoch) -> tuple[Resident, ...]:
         """The guests of a lease, up to this epoch."""
-        there = (residents.get(lease) for residents in self._residents.values())
-        return tuple(one for one in there if one is not None and one.epoch <= epoch)
+        guests = (residents.get(lease) for residents in self._residents.values())
+        return tuple(one for one in guests if one is not None and one.epoch <= epoch)
 
     def parked(self, under: LeaseId) -> tuple[Resident, ...]:
         """The guest that is parked under this lease, as it was before."""
@@ -220,11 +220,11 @@ class Machine:
 
     def _settle_in(self, new: Resident, volume: VolumeRef | None = None) -> None:
         resource = new.part.resource
-        there = self._residents.setdefault(resource, {})
-        if new.lease not in there:
-            self._check_neighbours(new, there)
+        residents = self._residents.setdefault(resource, {})
+        if new.lease not in residents:
+            self._check_neighbours(new, residents)
             self._check_disk(new, volume)
-        there[new.lease] = new
+        residents[new.lease] = new
 
     def _check_disk(self, new: Resident, volume: VolumeRef | None) -> None:
         """A kept volume takes its room whether a lease has it now or not."""
@@ -237,15 +237,15 @@ class Machine:
         if in_use > self._capacity.get(new.part.resource, 0):
             self.overlaps.append(f"{new.part.resource}: {in_use} are in use, with what is kept there")
 
-    def _check_neighbours(self, new: Resident, there: dict[LeaseId, Resident]) -> None:
+    def _check_neighbours(self, new: Resident, residents: dict[LeaseId, Resident]) -> None:
         resource = new.part.resource
-        for old in there.values():
+        for old in residents.values():
             if is_exclusive(old.part) or is_exclusive(new.part):
                 self.overlaps.append(
                     f"{resource} is exclusive, and {new.lease} ({new.epoch}) came while {old.lease} ({old.epoch}) "
                     "was still there"
                 )
-        in_use = new.part.amount + sum(old.part.amount for old in there.values())
+        in_use = new.part.amount + sum(old.part.amount for old in residents.values())
         if in_use > self._capacity.get(resource, 0):
             self.overlaps.append(f"{resource} has {self._capacity.get(resource, 0)}, and {in_use} are in use")
         for lease, left in self._left.get(resource, {}).items():

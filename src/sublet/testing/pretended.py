@@ -173,8 +173,8 @@ class PretendedHardware:
         return Clean()
 
     def volumes(self) -> list[StoredVolume]:
-        there = self._machine.disk.stored.values()
-        return [one for one in there if not self._is_had(one)]
+        stored = self._machine.disk.stored.values()
+        return [one for one in stored if not self._is_had(one)]
 
     def volume_epoch(self, volume: VolumeRef) -> Epoch | None:
         stored = self._machine.disk.stored.get(volume)

@@ -120,8 +120,8 @@ class ReplicaConformance:
         replica.ask([(KEY, Prepare(1, promised))])
         for lower in (ballot(4, attempt=9), ballot(5, attempt=2), ballot(5, attempt=3, nonce=b"4" * 8)):
             for opened in (replica, self.again(replica)):
-                said = opened.ask([(KEY, Prepare(1, lower)), (KEY, Accept(1, write(lower)))])
-                assert said == [BallotRefused(promised), BallotRefused(promised)]
+                answers = opened.ask([(KEY, Prepare(1, lower)), (KEY, Accept(1, write(lower)))])
+                assert answers == [BallotRefused(promised), BallotRefused(promised)]
 
     def test_the_same_request_twice_has_one_effect_and_the_same_answer(self) -> None:
         """Messages come twice."""
@@ -136,8 +136,8 @@ class ReplicaConformance:
         replica = self.seated()
         replica.ask([(KEY, Accept(1, write(ballot(1)))), (KEY, Prepare(1, ballot(2)))])
         assert replica.ask([(KEY, Accept(1, write(ballot(1))))]) == [Took()]
-        (said,) = replica.ask([(KEY, Accept(1, write(ballot(1), 1)))])
-        assert said == BallotRefused(ballot(2), WriteStamp(ballot(1), 0))
+        (answer,) = replica.ask([(KEY, Accept(1, write(ballot(1), 1)))])
+        assert answer == BallotRefused(ballot(2), WriteStamp(ballot(1), 0))
 
     def test_writes_of_a_ballot_come_in_order(self) -> None:
         """A late one changes nothing."""
@@ -169,7 +169,7 @@ class ReplicaConformance:
     def test_requests_that_come_together_are_carried_out_in_order(self) -> None:
         """As if they had come one by one."""
         replica = self.seated()
-        said = replica.ask(
+        answers = replica.ask(
             [
                 (KEY, Prepare(1, ballot(1))),
                 (KEY, Accept(1, write(ballot(1)))),
@@ -178,8 +178,8 @@ class ReplicaConformance:
                 (KEY, Query(1)),
             ]
         )
-        assert said[:3] == [BallotPromised(None), Took(), BallotPromised(write(ballot(1)))]
-        assert said[3:] == [BallotRefused(ballot(2), WriteStamp(ballot(1), 0)), Here(write(ballot(1)), ballot(2))]
+        assert answers[:3] == [BallotPromised(None), Took(), BallotPromised(write(ballot(1)))]
+        assert answers[3:] == [BallotRefused(ballot(2), WriteStamp(ballot(1), 0)), Here(write(ballot(1)), ballot(2))]
 
     def test_values_of_any_size_come_back_as_they_were(self) -> None:
         """From nothing to the most that a record may hold, one over the other."""
@@ -208,8 +208,8 @@ class ReplicaConformance:
         def race(who: int) -> None:
             for attempt in range(8):
                 mine = ballot(1, attempt=attempt, nonce=bytes([who]) * 8)
-                (said,) = answered(handles[who], [(KEY, Prepare(1, mine))])
-                if isinstance(said, BallotPromised):
+                (answer,) = answered(handles[who], [(KEY, Prepare(1, mine))])
+                if isinstance(answer, BallotPromised):
                     taken.append(mine)
 
         threads = [threading.Thread(target=race, args=(who,)) for who in range(2)]
@@ -217,9 +217,9 @@ class ReplicaConformance:
             thread.start()
         for thread in threads:
             thread.join(60)
-        (here,) = replica.ask([(KEY, Query(1))])
-        assert isinstance(here, Here)
-        assert here.promised == max(taken)
+        (answer,) = replica.ask([(KEY, Query(1))])
+        assert isinstance(answer, Here)
+        assert answer.promised == max(taken)
 
     # ---- the set ----
 
@@ -237,8 +237,8 @@ class ReplicaConformance:
     def test_a_set_and_a_request_in_one(self) -> None:
         """The set first."""
         replica = self.new_replica()
-        said = replica.ask([(KEY, Install(self.set_of(replica, 4), Prepare(4, ballot(1))))])
-        assert said == [BallotPromised(None)]
+        answers = replica.ask([(KEY, Install(self.set_of(replica, 4), Prepare(4, ballot(1))))])
+        assert answers == [BallotPromised(None)]
         assert self.again(replica).known() == self.set_of(replica, 4)
 
     # ---- packs ----

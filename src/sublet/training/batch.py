@@ -68,15 +68,15 @@ class TrainingBatch:
     def fingerprint(self, module: Mapping[ModuleKind, bytes], launches: Sequence[Launch]) -> str:
         """Of everything that decides what the step does, except the state it goes on from: that is decided by what was
         done before. The same key with another fingerprint is a mistake, and refused."""
-        said = blake3(b"sublet.training.step.v1")
+        digest = blake3(b"sublet.training.step.v1")
         parts: list[object] = [self.job_id, self.step, self.output_len, bytes(self.input), bytes(self.initial)]
         parts += [part for kind in sorted(module) for part in (kind, module[kind])]
         parts += [repr((launch.kernel, launch.grid, launch.block, launch.args)) for launch in launches]
         for part in parts:
             data = part if isinstance(part, bytes) else str(part).encode()
-            said.update(_LENGTH.pack(len(data)))
-            said.update(data)
-        return said.hexdigest()
+            digest.update(_LENGTH.pack(len(data)))
+            digest.update(data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Sieve:
 
     def feed(self, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
         """What is to be shown, and what was told."""
-        shown, told = bytearray(), []
+        shown, records = bytearray(), []
         while data or self._inside:
             if not self._inside:
                 before, separator, data = data.partition(SEPARATOR)
@@ -39,9 +39,9 @@ class Sieve:
             if record is None:
                 shown += SEPARATOR + self._kept + b"\n"
             else:
-                told.append(record)
+                records.append(record)
             self._kept = b""
-        return bytes(shown), told
+        return bytes(shown), records
 
     def rest(self) -> bytes:
         """What was kept for the end of a record that never came."""
@@ -81,11 +81,15 @@ class TrainingProgress:
         self.left, self.is_done = "", False
         self._before, self._base = (self.saves, self.bytes_saved, self.lost_seconds), (0, 0, 0.0)
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, record: dict[str, Any]) -> None:
         """What it tells, the newest last."""
-        steps = int(told["steps"])
-        account = (int(told.get("saves", 0)), int(told.get("bytes_saved", 0)), float(told.get("lost_seconds", 0.0)))
-        if told.get("began"):
+        steps = int(record["steps"])
+        account = (
+            int(record.get("saves", 0)),
+            int(record.get("bytes_saved", 0)),
+            float(record.get("lost_seconds", 0.0)),
+        )
+        if record.get("began"):
             self._base = account
             if self.first_step is None:
                 self.first_step = steps
@@ -94,11 +98,11 @@ class TrainingProgress:
         self.saves = self._before[0] + account[0] - self._base[0]
         self.bytes_saved = self._before[1] + account[1] - self._base[1]
         self.lost_seconds = self._before[2] + account[2] - self._base[2]
-        self.saved_steps = max(self.saved_steps, int(told.get("saved_steps", -1)))
-        self.loss = told.get("loss", self.loss)
-        self.epoch, self.epochs = told.get("epoch", self.epoch), told.get("epochs", self.epochs)
-        self.left = str(told.get("left", self.left))
-        self.is_done = bool(told.get("done", self.is_done))
+        self.saved_steps = max(self.saved_steps, int(record.get("saved_steps", -1)))
+        self.loss = record.get("loss", self.loss)
+        self.epoch, self.epochs = record.get("epoch", self.epoch), record.get("epochs", self.epochs)
+        self.left = str(record.get("left", self.left))
+        self.is_done = bool(record.get("done", self.is_done))
 
     @property
     def steps_here(self) -> int:

@@ -68,7 +68,7 @@ class ProgressWriter:
 def read_line(line: bytes) -> dict[str, Any] | None:
     """What was told, from a line without its separator; None for what is nothing of ours."""
     try:
-        told = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return None
-    return told if isinstance(told, dict) and isinstance(told.get("steps"), int) else None
+    return record if isinstance(record, dict) and isinstance(record.get("steps"), int) else None

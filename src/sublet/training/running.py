@@ -181,7 +181,7 @@ class TrainingRun:
     # ---- one life ----
 
     def _acquire(self) -> Lease:
-        plan, asked_s = self.plan, time.monotonic()
+        plan, began_s = self.plan, time.monotonic()
         if self._empty:
             time.sleep(min(PAUSE_MAX_S, 2.0 ** (self._empty - 1)))
         lease = self.fabric.gpu(
@@ -191,7 +191,7 @@ class TrainingRun:
             **self.terms,
         )
         if self.preemptions:
-            self.waited_seconds += time.monotonic() - asked_s
+            self.waited_seconds += time.monotonic() - began_s
         return lease
 
     def _live(self, lease: Lease, storage: Lease) -> Life:
@@ -234,15 +234,15 @@ class TrainingRun:
 
     def _taken(self, lease: Lease, life: Life) -> str:
         progress = self.progress
-        is_told = life.reason == SIGTERM
-        said = "the program was told to stop" if is_told else f"lease {lease.id} was taken ({life.reason})"
+        by_signal = life.reason == SIGTERM
+        text = "the program was told to stop" if by_signal else f"lease {lease.id} was taken ({life.reason})"
         if progress.left:
-            said += f"; step {progress.steps} is saved"
+            text += f"; step {progress.steps} is saved"
         elif progress.saved_steps >= 0:
-            said += f"; step {progress.saved_steps} is saved, of {progress.steps}"
+            text += f"; step {progress.saved_steps} is saved, of {progress.steps}"
         else:
-            said += "; nothing was saved yet"
-        return said + ". Asking for another"
+            text += "; nothing was saved yet"
+        return text + ". Asking for another"
 
     # ---- before the first ----
 
@@ -310,8 +310,8 @@ def per_device(spec: GuestSpec, plan: TrainingPlan) -> GuestSpec:
     them."""
     args: dict[str, Any] = {"argv": list(plan.argv), "grace_s": STOP_S, "is_python": True}
     if spec.entry:
-        told = json.loads(spec.args)
-        args |= {"name": told["name"], "source": told["source"]}
+        script = json.loads(spec.args)
+        args |= {"name": script["name"], "source": script["source"]}
     env = {name: value for name, value in spec.env.items() if name != VISIBLE}  # each has a card of its own
     return replace(spec, argv=(), entry=ENTRY, args=json.dumps(args), python=plan.argv[0], env=env)
 
@@ -322,7 +322,7 @@ class _Attendance:
     def __init__(self, run: TrainingRun, lease: Lease, guest: Guest) -> None:
         self.training, self.lease, self.guest = run, lease, guest
         self.sieve = Sieve()
-        self._heard: queue.Queue[Any] = queue.Queue(HEARD_MAX)
+        self._output: queue.Queue[Any] = queue.Queue(HEARD_MAX)
         self._noticed = False
         self._end: LeaseEnd | None = None
         self._deadline: threading.Timer | None = None
@@ -357,7 +357,7 @@ class _Attendance:
     def _next_event(self) -> bool:
         """One thing that happened; False when the program is gone."""
         try:
-            piece = self._heard.get(timeout=LOOK_S)
+            piece = self._output.get(timeout=LOOK_S)
         except queue.Empty:
             self.training.onlooker.moved(self.training.progress, self.lease)
             return True
@@ -369,26 +369,26 @@ class _Attendance:
         if isinstance(piece, SubletError):
             raise piece
         if piece.stream in ("stdout", "stderr"):
-            shown, told = self.sieve.feed(piece.data) if piece.stream == "stderr" else (piece.data, [])
+            shown, records = self.sieve.feed(piece.data) if piece.stream == "stderr" else (piece.data, [])
             if shown:
                 self.training.onlooker.wrote(piece.stream, shown)
-            for one in told:
+            for one in records:
                 self.training.progress.take(one)
-            if told:
+            if records:
                 self.training.onlooker.moved(self.training.progress, self.lease)
         return True
 
     def _listen(self) -> None:
         try:
             for piece in self.guest.output():
-                self._heard.put(piece)
+                self._output.put(piece)
         except SubletError as error:
-            self._heard.put(error)
-        self._heard.put(None)
+            self._output.put(error)
+        self._output.put(None)
 
     def _on_read_error(self, error: BaseException) -> None:
-        self._heard.put(Disconnected(f"the program's output could not be read ({type(error).__name__}: {error})"))
-        self._heard.put(None)
+        self._output.put(Disconnected(f"the program's output could not be read ({type(error).__name__}: {error})"))
+        self._output.put(None)
 
     def _hold(self, lease: Lease) -> None:
         self.lease, self._end = lease, None
@@ -402,7 +402,7 @@ class _Attendance:
         training = self.training
         training.preemptions += 1
         training.onlooker.news(f"lease {self.lease.id} was taken, and what ran under it is parked. Asking for another")
-        asked_s = time.monotonic()
+        requested_s = time.monotonic()
         try:
             lease = training.fabric.gpu(resume=self.lease, **training.terms)
         except SubletError:
@@ -410,7 +410,7 @@ class _Attendance:
                 raise
             self._end = None  # it saved and left, or was ended, and that is heard
             return
-        training.waited_seconds += time.monotonic() - asked_s
+        training.waited_seconds += time.monotonic() - requested_s
         running.callback(lease.release)
         running.enter_context(lease.activity("training"))
         self._hold(lease)

@@ -229,13 +229,13 @@ class _Step:
             return bytes(self.batch.initial)
         if self.believed is not None and blake3(self.believed).hexdigest() == latest.hash:
             return bytes(self.believed)
-        there = self.checkpoint.load(self.name, latest.version)
-        if there is None or there.save.hash != latest.hash:
+        saved = self.checkpoint.load(self.name, latest.version)
+        if saved is None or saved.save.hash != latest.hash:
             raise VersionConflict(
                 f"the checkpoint of {self.batch.job_id} was written by others since it was opened",
                 do="Let one program at a time train a job.",
             )
-        return there.data
+        return saved.data
 
     def computed(self, state: bytes) -> bytes:
         """Run the kernels. Nothing of the step is left on the device afterwards."""

@@ -77,14 +77,14 @@ class Together:
     def most(self, number: int) -> int:
         import torch
 
-        said = torch.tensor([number])
-        self._dist.all_reduce(said, op=self._dist.ReduceOp.MAX, group=self._group)
-        return int(said)
+        largest = torch.tensor([number])
+        self._dist.all_reduce(largest, op=self._dist.ReduceOp.MAX, group=self._group)
+        return int(largest)
 
     def first(self, value: T | None) -> T | None:
-        said: list[T | None] = [None] * self.count
-        self._dist.all_gather_object(said, value, group=self._group)
-        return next((one for one in said if one is not None), None)
+        values: list[T | None] = [None] * self.count
+        self._dist.all_gather_object(values, value, group=self._group)
+        return next((one for one in values if one is not None), None)
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any]:
         digests = [_digests(state) if self.rank == 0 else {}]
@@ -105,10 +105,10 @@ def group_here(environ: Mapping[str, str] | None = None) -> TrainingGroup:
 
     if distributed.is_available() and distributed.is_initialized():
         return Together() if distributed.get_world_size() > 1 else Alone()
-    said = (os.environ if environ is None else environ).get("WORLD_SIZE", "")
-    if said.isascii() and said.isdigit() and int(said) > 1:
+    world_size = (os.environ if environ is None else environ).get("WORLD_SIZE", "")
+    if world_size.isascii() and world_size.isdigit() and int(world_size) > 1:
         raise Unsupported(
-            f"this is one of {said} processes (WORLD_SIZE), and it has not joined the others",
+            f"this is one of {world_size} processes (WORLD_SIZE), and it has not joined the others",
             do="Call torch.distributed.init_process_group() before the trainer is made, or run one process (--gpus 1).",
         )
     return Alone()
@@ -134,8 +134,8 @@ def difference(state: Any, digests: Mapping[tuple[Any, ...], bytes], path: tuple
         return type(state)(difference(value, digests, (*path, at)) for at, value in enumerate(state))
     if not _is_tensor(state):
         return state
-    here = state.detach().cpu()
-    return Same.SAME if digests.get(path) == _digest(here) else here
+    tensor = state.detach().cpu()
+    return Same.SAME if digests.get(path) == _digest(tensor) else tensor
 
 
 def filled(state: Any, whole: Any) -> Any:

@@ -299,10 +299,10 @@ class PreemptibleTrainer:
             if self._stepless > STEPLESS_MAX:
                 raise no_steps()
             return None
-        told = self._preemption.reason_to_leave()
-        agreed = self._group.most(_LEAVE if told is not None else _SAVE if due else _GO_ON)
+        reason = self._preemption.reason_to_leave()
+        agreed = self._group.most(_LEAVE if reason is not None else _SAVE if due else _GO_ON)
         if agreed == _LEAVE:
-            return self._group.first(told)
+            return self._group.first(reason)
         return SAVE if agreed == _SAVE else None
 
     def _act(self, due: LeaveReason | str, position: dict[str, Any]) -> None:
@@ -325,13 +325,13 @@ class PreemptibleTrainer:
             self._saves.write(self._group.joined(state), wait=True)
         self._group.wait()  # else one that leaves early would be the end of the one that saves
 
-    def _leave(self, told: LeaveReason, position: dict[str, Any]) -> NoReturn:
+    def _leave(self, reason: LeaveReason, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
         self._make_durable(position)
-        self._write_progress(left=SIGTERM if told.by_signal else str(told.reason))
+        self._write_progress(left=SIGTERM if reason.by_signal else str(reason.reason))
         self.close()
-        status = {"status": TERMINATED} if told.by_signal else {}
-        raise Preempted(told.end(), self.steps, **status)
+        status = {"status": TERMINATED} if reason.by_signal else {}
+        raise Preempted(reason.end(), self.steps, **status)
 
     def _finish(self) -> None:
         self._make_durable()
@@ -456,8 +456,8 @@ def parts_of(
 def interval_of(save_every: int | str | None) -> tuple[int | None, int]:
     """Every so many steps, or every so many nanoseconds."""
     if save_every is None:
-        said = os.environ.get(SAVE_EVERY, "")
-        save_every = int(said) if said.isascii() and said.isdigit() else said or "1m"
+        value = os.environ.get(SAVE_EVERY, "")
+        save_every = int(value) if value.isascii() and value.isdigit() else value or "1m"
     if isinstance(save_every, bool) or not isinstance(save_every, int | str):
         raise InvalidRequest(
             f"save_every cannot be {save_every!r}", do='Give a number of steps, or a duration such as "30s".'
@@ -519,10 +519,10 @@ def put_back(parts: Mapping[str, TrainedPart], saved: Mapping[str, Any]) -> None
     """All of them, or the first that does not fit is raised by name. Training must not begin after that."""
     if parts.keys() != saved.keys():
         missing, strange = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
-        said = [f"lacks {', '.join(missing)}"] if missing else []
-        said += [f"has {', '.join(strange)}, which this program has not"] if strange else []
+        problems = [f"lacks {', '.join(missing)}"] if missing else []
+        problems += [f"has {', '.join(strange)}, which this program has not"] if strange else []
         raise InvalidRequest(
-            f"the checkpoint {' and '.join(said)}",
+            f"the checkpoint {' and '.join(problems)}",
             do="Give the trainer what it was saved with, or begin under another name.",
         )
     for name, part in parts.items():
@@ -573,7 +573,7 @@ class Saves:
         """There is something that is not saved."""
         self.durable_steps = -1
         """So many are known to be durable; -1 if none are."""
-        self._is_asked = False
+        self._is_requested = False
         self._in_flight = False
         self._steps = 0
         """Of the last save that was begun."""
@@ -599,15 +599,15 @@ class Saves:
 
     def ask(self) -> None:
         """At the next occasion, whether it is time or not."""
-        self._is_asked = self.is_dirty = True
+        self._is_requested = self.is_dirty = True
 
     def is_due(self) -> bool:
         """Whether to save now. Not while the last one is still being written: training does not wait for it."""
         if self.is_running() or not self.is_dirty:
             return False
         if self._durable is None:
-            return self._is_asked
-        if self._is_asked:
+            return self._is_requested
+        if self._is_requested:
             return True
         if self._every is not None:
             return self.account.steps - self._steps >= self._every
@@ -630,7 +630,7 @@ class Saves:
             self._durable.value = state
             self._in_flight = True
             self._durable.checkpoint(wait=wait, note=f"step {self._steps}")
-        self.is_dirty = self._is_asked = False
+        self.is_dirty = self._is_requested = False
         self.account.save_seconds += (self._clock.now_ns() - began_ns) / NS_PER_S
         if wait and self._durable is not None:
             self._note()

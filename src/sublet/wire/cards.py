@@ -88,11 +88,11 @@ def card_environment(shares: Mapping[str, int], given: Mapping[str, str], own: s
     """
     if not shares:
         return {}
-    asked = [name for name in given.get(VISIBLE, "").split(",") if name]
+    wanted = [name for name in given.get(VISIBLE, "").split(",") if name]
     if own:
         visible = prefer_cards([own, *(card for card in shares if card != own)])
     else:
-        visible = ",".join(asked) if asked and shares.keys() >= set(asked) else prefer_cards(list(shares))
+        visible = ",".join(wanted) if wanted and shares.keys() >= set(wanted) else prefer_cards(list(shares))
     grows = dict(zip(OF_CARDS[1:], ("false", "true", str(min(shares.values()))), strict=True))
     return {VISIBLE: visible} | {name: value for name, value in grows.items() if name not in given}
 

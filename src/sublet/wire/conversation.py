@@ -198,8 +198,8 @@ class Conversation:
         self._kept += receive_some(self._sock, self.link) if self.link.over is None else self.link.news()
         send_some(self._sock, self.link)
         if len(self._kept) > KEPT_MAX:
-            said = CapacityExceeded(f"more than {KEPT_MAX} things happened before an answer came")
-            self._kept += self.link.cut(said)
+            error = CapacityExceeded(f"more than {KEPT_MAX} things happened before an answer came")
+            self._kept += self.link.cut(error)
 
     def _until(self, is_it: Callable[[Happening], bool], timeout_s: float, what: str) -> Happening:
         until_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)

@@ -33,22 +33,22 @@ class SharedConnection:
         """Speak, and wait until it is out. ``between`` is called now and then meanwhile, and may raise: what was said
         is then sent with the next words. Where the link is over nothing is sent; the receiver is told."""
         with self._lock:
-            said = words(self._conversation.link)
+            result = words(self._conversation.link)
             done = self._conversation.send_now()
         while not done:
             between()
             _wait(self._conversation.fileno(), select.POLLOUT, 0.1)
             with self._lock:
                 done = self._conversation.send_now()
-        return said
+        return result
 
     def receive(self, timeout_s: float | None) -> list[Happening]:
         """What happened, as soon as something has; an empty list after the time-out, or now and then."""
-        heard = self._receive_now()
-        if not heard and timeout_s != 0:
+        happenings = self._receive_now()
+        if not happenings and timeout_s != 0:
             _wait(self._conversation.fileno(), select.POLLIN, _LOOK_AGAIN_S if timeout_s is None else timeout_s)
-            heard = self._receive_now()
-        return heard
+            happenings = self._receive_now()
+        return happenings
 
     @property
     def is_over(self) -> bool:
@@ -63,9 +63,9 @@ class SharedConnection:
         """For ``poll`` beside other descriptors; then ``receive(0)``. Below zero: it is closed."""
         return self._conversation.fileno()
 
-    def is_asked(self, call: int) -> bool:
+    def is_pending(self, call: int) -> bool:
         """Whether this call of ours is on its way, or is being answered."""
-        return self._conversation.link.is_asked(call)
+        return self._conversation.link.is_pending(call)
 
     def hang_up(self) -> None:
         """End it, also for a receiver that waits. Harmless twice."""
@@ -89,14 +89,14 @@ class SharedConnection:
 
     def _receive_now(self) -> list[Happening]:
         """A Ctrl-C while the lock is let go of must not take along what was heard."""
-        heard: list[Happening] = []
+        happenings: list[Happening] = []
         try:
             with self._lock:
-                heard = self._conversation.receive_now()
+                happenings = self._conversation.receive_now()
         except KeyboardInterrupt:
-            self._conversation.push_back(heard)
+            self._conversation.push_back(happenings)
             raise
-        return heard
+        return happenings
 
 
 def _wait(fd: int, events: int, timeout_s: float) -> None:

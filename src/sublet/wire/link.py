@@ -122,7 +122,7 @@ class Link:
             self._step()
         return self._next_number
 
-    def is_asked(self, call: int) -> bool:
+    def is_pending(self, call: int) -> bool:
         """Whether this call of ours has no answer yet."""
         return call in self._calls
 

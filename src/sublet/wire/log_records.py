@@ -49,15 +49,15 @@ _LEFT_OUT: Final = frozenset(("args", "exc_info"))
 
 def dump_log_record(facts: Mapping[str, Any]) -> bytes:
     """The attributes of a record whose ``msg`` is its text already."""
-    told = {key: item for key, item in facts.items() if key not in _LEFT_OUT}
+    fields = {key: item for key, item in facts.items() if key not in _LEFT_OUT}
     try:
-        data = json.dumps(told, default=_in_words, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        data = json.dumps(fields, default=_in_words, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError):  # keys that are no texts; circles
-        data = json.dumps({key: _plain(item) for key, item in told.items()}, ensure_ascii=False).encode(
+        data = json.dumps({key: _plain(item) for key, item in fields.items()}, ensure_ascii=False).encode(
             "utf-8", "surrogatepass"
         )
-    if len(data) > RECORD_MAX or len(told) > FIELDS_MAX:
-        short = {key: _cut(item) for key, item in told.items() if key in _TYPES}
+    if len(data) > RECORD_MAX or len(fields) > FIELDS_MAX:
+        short = {key: _cut(item) for key, item in fields.items() if key in _TYPES}
         data = json.dumps(short, default=_in_words, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return data
 

@@ -23,8 +23,8 @@ def find_program(name: str, path: str, *, uid: int | None = None) -> str | None:
     The folders of ``path`` (``PATH`` of the environment) are looked into first, unless this runs as root.
     """
     uid = os.geteuid() if uid is None else uid
-    asked = path.split(os.pathsep) if uid else []
-    for folder in (*asked, *SYSTEM_FOLDERS):
+    folders_given = path.split(os.pathsep) if uid else []
+    for folder in (*folders_given, *SYSTEM_FOLDERS):
         file = os.path.join(folder, name)
         if os.path.isabs(file) and os.access(file, os.X_OK) and (uid or _is_roots(file)):
             return file

@@ -280,8 +280,8 @@ class TallyFile:
         self._locked(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
 
     def _is_locked(self, at: int) -> bool:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, query))[0] != fcntl.F_UNLCK)
 
     def _locked(self, how: int, kind: int, at: int) -> bool:
         try:

@@ -226,7 +226,7 @@ def test_busy_time_is_said_once(desk: Desk) -> None:
     desk.book.finish(held)
     desk.clock.go(1.5)
     (word,) = desk.book.pending_activity_reports()
-    desk.book.activity_reported(word, heard=True)
+    desk.book.activity_reported(word, received=True)
     assert word.busy_ns == 3 * NS_PER_S
     assert held.holder.busy_time.unsaid_ns(desk.clock.now_ns()) == 0
 

@@ -535,7 +535,7 @@ def test_a_silent_stream_is_given_up_and_opened_again(blocking: Blocking) -> Non
         blocking.go(SILENCE_S - 20)
         blocking.office.say(b": still here\n\n")
         heard = blocking.clock.now_ns()
-        until("the sign", lambda heard=heard: blocking.keeper._heard_ns >= heard)  # type: ignore[misc]
+        until("the sign", lambda heard=heard: blocking.keeper._last_event_ns >= heard)  # type: ignore[misc]
     assert len(blocking.office.streams) == 1
     blocking.go(SILENCE_S)
     until("another stream", lambda: blocking.go(0.2) or len(blocking.office.streams) == 2)

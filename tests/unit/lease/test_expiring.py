@@ -71,7 +71,7 @@ def test_it_warns_and_spares_exactly_whom_a_simple_account_does(seed: int) -> No
         waiting = [warn_at(name) if name in asked else ask_at(name) for name in moments if name not in warned]
         assert expiring.next_ns() == min(waiting, default=None)
         assert {name for name in moments if name in expiring} == warned
-        assert {name for name in moments if expiring.is_asked(name)} == asked
+        assert {name for name in moments if expiring.is_requested(name)} == asked
 
 
 @pytest.mark.parametrize("save_s", [0, 1, 20, 60, 500])

@@ -323,7 +323,7 @@ def test_a_lead_over_a_quarter_of_the_ttl_raises_the_ttl_asked_for() -> None:
     """From the answer on that says so; it is told once, and stays when saves get shorter again."""
     holder = holder_of(ttl_ns=s(300))
     assert renewed(holder, s(10), 100).ttl_ns is None
-    assert (holder.lead_ns, holder.asked_ns) == (s(150), s(600))
+    assert (holder.lead_ns, holder.requested_ns) == (s(150), s(600))
     assert [one.word for one in holder.take_news()] == [HolderWord.LONGER]
     assert (holder.next_wake_ns() or 0) <= s(40), "it is asked for soon"
     attempt = renewed(holder, s(40), 100)
@@ -332,14 +332,14 @@ def test_a_lead_over_a_quarter_of_the_ttl_raises_the_ttl_asked_for() -> None:
     assert (holder.next_wake_ns() or 0) <= s(40 + 600 - 2 * 150)
     renewed(holder, s(50), 1)
     attempt = renewed(holder, s(60), 1)
-    assert (attempt.ttl_ns, attempt.lead_ns, holder.asked_ns) == (s(600), 0, s(600))
+    assert (attempt.ttl_ns, attempt.lead_ns, holder.requested_ns) == (s(600), 0, s(600))
 
 
 def test_a_save_within_the_grace_changes_nothing() -> None:
     holder = holder_of(ttl_ns=s(300))
     before = holder._plan
     attempt = renewed(holder, 0, 3) if before is None else renewed(holder, s(1), 3)
-    assert (attempt.lead_ns, holder.lead_ns, holder.asked_ns) == (0, 0, s(300))
+    assert (attempt.lead_ns, holder.lead_ns, holder.requested_ns) == (0, 0, s(300))
     assert holder._plan == before
     assert holder.take_news() == ()
 
@@ -347,7 +347,7 @@ def test_a_save_within_the_grace_changes_nothing() -> None:
 def test_a_lead_below_a_quarter_only_moves_the_renewal() -> None:
     holder = holder_of(ttl_ns=s(300))
     renewed(holder, s(10), 40)
-    assert (holder.lead_ns, holder.asked_ns) == (s(60), s(300))
+    assert (holder.lead_ns, holder.requested_ns) == (s(60), s(300))
     assert (holder.next_wake_ns() or 0) <= s(10 + 300 - 120)
     assert holder.take_news() == ()
 
@@ -356,4 +356,4 @@ def test_no_more_is_asked_for_than_it_may_be_held() -> None:
     policy = RenewalPolicy(mode=RenewMode.ALWAYS, max_hold="7m")
     holder = holder_of(policy, ttl_ns=s(300))
     renewed(holder, s(10), 100)
-    assert holder.asked_ns == s(420)
+    assert holder.requested_ns == s(420)
