@@ -116,7 +116,7 @@ def count(name: str, error: BaseException) -> Trouble:
 class Guard:
     """Decides how long one loop pauses after a failure, logs the first in a row, and counts each."""
 
-    __slots__ = ("_in_a_row", "_log", "_said_s", "_trouble", "name")
+    __slots__ = ("_in_a_row", "_log", "_logged_s", "_trouble", "name")
 
     def __init__(self, name: str, log: Callable[[str, BaseException | None], None] = _log) -> None:
         """``name`` is the label of the metric; ``log`` is told a text, and the error if there is one."""
@@ -124,7 +124,7 @@ class Guard:
         self._log = log
         self._trouble: Trouble | None = None
         self._in_a_row = 0
-        self._said_s = -SAY_AGAIN_S
+        self._logged_s = -SAY_AGAIN_S
 
     @property
     def is_failing(self) -> bool:
@@ -137,8 +137,8 @@ class Guard:
             trouble = self._trouble = count(self.name, error)
             trouble.failing += self._in_a_row == 0
             self._in_a_row += 1
-            if self._in_a_row == 1 and time.monotonic() - self._said_s >= SAY_AGAIN_S:
-                self._said_s = time.monotonic()
+            if self._in_a_row == 1 and time.monotonic() - self._logged_s >= SAY_AGAIN_S:
+                self._logged_s = time.monotonic()
                 self._log(f"{self.name}: {trouble.last}; {what_now}", error)
         return pause_s
 

@@ -81,8 +81,12 @@ def _origin() -> tuple[str, bool, bool]:
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        told = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
-        return str(told.get("url", "")), "dir_info" in told, bool(told.get("dir_info", {}).get("editable"))
+        direct_url = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+        return (
+            str(direct_url.get("url", "")),
+            "dir_info" in direct_url,
+            bool(direct_url.get("dir_info", {}).get("editable")),
+        )
     except (PackageNotFoundError, ValueError, AttributeError):
         return "", False, False
 
@@ -116,10 +120,10 @@ def _short(path: str) -> str:
     """Relative to the working folder where it lies below it, as a person would type it."""
     path = os.path.abspath(path)
     try:
-        here = os.getcwd()
+        folder = os.getcwd()
     except OSError:  # the folder was removed
         return path
-    below = os.path.relpath(path, here)
+    below = os.path.relpath(path, folder)
     # A bare name would be looked up on the PATH, and from / everything lies below.
-    is_short = here != os.sep and os.sep in below and not below.startswith(os.pardir + os.sep)
+    is_short = folder != os.sep and os.sep in below and not below.startswith(os.pardir + os.sep)
     return below if is_short else path

@@ -40,9 +40,9 @@ def log_to_stderr(part: str, form: LogFormat, *, info: tuple[str, ...] = ()) -> 
         logging.getLogger(name).setLevel(logging.INFO)
 
 
-def fields(**said: object) -> Mapping[str, object]:
+def fields(**facts: object) -> Mapping[str, object]:
     """For ``extra`` of a logging call: what is apart from the sentence, for machines. None is left out."""
-    return {FIELDS: {name: value for name, value in said.items() if value is not None}}
+    return {FIELDS: {name: value for name, value in facts.items() if value is not None}}
 
 
 def without_secrets(text: str) -> str:
@@ -54,9 +54,9 @@ class Sentences(logging.Formatter):
     """The sentence alone, on a line of its own; nothing in it moves the cursor. Errors have their trace below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = "".join(c if c.isprintable() else "·" for c in record.getMessage())
+        sentence = "".join(c if c.isprintable() else "·" for c in record.getMessage())
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return without_secrets(said + trace)
+        return without_secrets(sentence + trace)
 
 
 class JsonLines(logging.Formatter):

@@ -348,8 +348,8 @@ def format_duration(ns: int) -> str:
         return f"{ns / NS_PER_S:.1f}".rstrip("0").rstrip(".") + "s"
     seconds = round(ns / NS_PER_S)
     parts = ((seconds // 86_400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
-    said = [f"{n}{unit}" for n, unit in parts if n]
-    return " ".join(said[:2])
+    texts = [f"{n}{unit}" for n, unit in parts if n]
+    return " ".join(texts[:2])
 
 
 def shown(value: object) -> str:

@@ -108,13 +108,13 @@ def _on_device(storage: Any, device: str) -> Any:
     """Back on its device. Another device of the same kind will do; the host's memory for a GPU's will not, unasked."""
     torch = sys.modules["torch"]
     kind, _, index = device.partition(":")
-    there = getattr(torch, kind, None)
-    if there is None or not there.is_available():
+    backend = getattr(torch, kind, None)
+    if backend is None or not backend.is_available():
         raise Unsupported(
             f"a tensor was saved on {device}, and there is no such device here",
             do="Restore it where there is one, or move the state to the CPU before it is saved.",
         )
-    if index and int(index) >= there.device_count():
+    if index and int(index) >= backend.device_count():
         device = kind
     return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
 
@@ -382,11 +382,11 @@ def make_class(
     from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as TRACKED
     from cloudpickle.cloudpickle import _lookup_class_or_track
 
-    if tracker is not None and (here := TRACKED.get(tracker)) is not None:
+    if tracker is not None and (known_class := TRACKED.get(tracker)) is not None:
         known = _classes_here.get()
-        if known is not None and here.__bases__ != bases and all(isinstance(one, type) for one in bases):
-            known.bases[here] = bases
-        return here  # type: ignore[no-any-return]
+        if known is not None and known_class.__bases__ != bases and all(isinstance(one, type) for one in bases):
+            known.bases[known_class] = bases
+        return known_class  # type: ignore[no-any-return]
     names = {sys.intern(key): value for key, value in attributes.items()}
     with _without_init_subclass(types.resolve_bases(bases)):
         if kind.__module__ in _MAINS:
@@ -407,8 +407,8 @@ def make_enum(bases: Any, name: str, qualname: str, members: Any, module: str, t
     from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as TRACKED
     from cloudpickle.cloudpickle import _lookup_class_or_track, _make_skeleton_enum
 
-    if tracker is not None and (here := TRACKED.get(tracker)) is not None:
-        return here  # type: ignore[no-any-return]
+    if tracker is not None and (known_class := TRACKED.get(tracker)) is not None:
+        return known_class  # type: ignore[no-any-return]
     if extra is None:  # of a checkpoint that was saved before attributes of members were
         return _make_skeleton_enum(bases, name, qualname, members, module, tracker, extra)  # type: ignore[no-any-return]
     metaclass: Any = type(bases[-1])
@@ -631,14 +631,14 @@ METHODS_FIRST: Final = "\0methods"
 def methods_first(kind: type, methods: dict[str, Any]) -> tuple[str, ...]:
     """Give a new class its methods: the attributes that follow may hold objects of this very class, and to unpickle
     one, or to put it into a set, takes its methods."""
-    here = _classes_here.get()
-    if here is not None and id(kind) in here.ids:
+    known = _classes_here.get()
+    if known is not None and id(kind) in known.ids:
         return ()
     early = tuple(name for name in methods if name not in vars(kind))
     for name in early:
         type.__setattr__(kind, name, methods[name])
-    if here is not None and kind.__module__ in _MAINS:
-        here.name(kind)
+    if known is not None and kind.__module__ in _MAINS:
+        known.name(kind)
     return early
 
 
@@ -648,11 +648,11 @@ def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
 
     attributes = state[0]
     early = attributes.pop(METHODS_FIRST, ())
-    here = _classes_here.get()
-    if here is not None and id(kind) in here.ids:
+    known = _classes_here.get()
+    if known is not None and id(kind) in known.ids:
         own = {name: value for name, value in attributes.items() if name not in ("_abc_impl", MEMBERS)}
-        here.states[kind] = ClassState(
-            own, list(attributes.get("_abc_impl") or ()), attributes.get(MEMBERS, {}), here.bases.get(kind)
+        known.states[kind] = ClassState(
+            own, list(attributes.get("_abc_impl") or ()), attributes.get(MEMBERS, {}), known.bases.get(kind)
         )
         return
     if not isinstance(kind, enum.EnumMeta):

@@ -95,9 +95,9 @@ def not_stored(chunk: ChunkId) -> NotFound:
     return NotFound(f"there is no result of chunk {chunk.hex()}", do="Run the job again: it runs what is missing.")
 
 
-def another_job(has: str, asked: str) -> InvalidRequest:
+def another_job(has: str, wanted: str) -> InvalidRequest:
     """The store is in use for another job."""
     return InvalidRequest(
-        f"this store has the results of job {has!r}, not of {asked!r}",
+        f"this store has the results of job {has!r}, not of {wanted!r}",
         do="Use a store of its own for each job, or give the job the name it had.",
     )
