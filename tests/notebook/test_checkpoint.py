@@ -9,7 +9,7 @@ import pytest
 
 from sublet.errors import CheckpointFailed
 from sublet.notebook import guest_persistence
-from sublet.notebook.checkpoint import About, NotebookCheckpoint, Part, key_of
+from sublet.notebook.checkpoint import About, NotebookCheckpoint, SavedPart, key_of
 from sublet.state.checkpoints.store import FolderStore, verify
 
 
@@ -23,10 +23,10 @@ def shelf(folder: Path) -> NotebookCheckpoint:
 
 
 def device(**values: object) -> tuple[dict[str, object], dict[str, About]]:
-    return part(Part.DEVICE, **values)
+    return part(SavedPart.DEVICE, **values)
 
 
-def part(which: Part, **values: object) -> tuple[dict[str, object], dict[str, About]]:
+def part(which: SavedPart, **values: object) -> tuple[dict[str, object], dict[str, About]]:
     keyed = {key_of(which, name): value for name, value in values.items()}
     return keyed, {key_of(which, name): About(name=name, cell=1) for name in values}
 
@@ -34,7 +34,7 @@ def part(which: Part, **values: object) -> tuple[dict[str, object], dict[str, Ab
 def test_each_side_keeps_what_the_other_saved(folder: Path) -> None:
     guest, notebook = shelf(folder), shelf(folder)
     guest.save(*device(w=np.arange(1 << 17)))
-    notebook.save(*part(Part.NOTEBOOK, x=[1], y=2))
+    notebook.save(*part(SavedPart.NOTEBOOK, x=[1], y=2))
     guest.save(*device(w=np.arange(1 << 17) + 1))
     found = shelf(folder)
     assert sorted(found.found()) == ["device:w", "notebook:x", "notebook:y"]
@@ -82,7 +82,7 @@ def test_what_is_dropped_is_gone(folder: Path) -> None:
 def test_parts_are_never_loaded_with_each_other(folder: Path) -> None:
     """The notebook must not load what is for a device, however small."""
     values, about = device(a=1)
-    more, told = part(Part.CELL, a=2, b=3)
+    more, told = part(SavedPart.CELL, a=2, b=3)
     shelf(folder).save(values | more, about | told)
     assert shelf(folder).load(["cell:b"]).keys() == {"cell:a", "cell:b"}
     assert shelf(folder).load(["device:a"]).keys() == {"device:a"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import NotFound
-from sublet.notebook.checkpoint import WITHIN, JoinedNames, Key, NotebookCheckpoint, Part, join
+from sublet.notebook.checkpoint import WITHIN, JoinedNames, Key, NotebookCheckpoint, SavedPart, join
 from sublet.state.checkpoints.store import FolderStore, verify
 from tests.notebook.test_checkpoint import part
 
@@ -70,10 +70,10 @@ def large(value: int) -> np.ndarray:
 def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
     first, second = NotebookCheckpoint(FolderStore(tmp_path / "1")), NotebookCheckpoint(FolderStore(tmp_path / "2"))
     shared = [0]
-    first.save(*part(Part.DEVICE, w=large(1), own=large(2), a=shared, b=shared))
-    first.save(*part(Part.NOTEBOOK, x=3))
-    first.save(*part(Part.CELL, half=4), note=f"{WITHIN}cell 9")  # of a cell that runs: it has not finished
-    second.save(*part(Part.DEVICE, own=large(5), mine=6))
+    first.save(*part(SavedPart.DEVICE, w=large(1), own=large(2), a=shared, b=shared))
+    first.save(*part(SavedPart.NOTEBOOK, x=3))
+    first.save(*part(SavedPart.CELL, half=4), note=f"{WITHIN}cell 9")  # of a cell that runs: it has not finished
+    second.save(*part(SavedPart.DEVICE, own=large(5), mine=6))
     assert second.inspect(str(tmp_path / "1")).number == 2
     left = second.import_from(str(tmp_path / "1"), lambda key: key == "device:own")
     assert not left
@@ -82,11 +82,11 @@ def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
     assert sorted(values) == [f"device:{name}" for name in ("a", "b", "mine", "own", "w")] + ["notebook:x"]
     assert (values["device:w"][0], values["device:own"][0], values["device:mine"]) == (1, 5, 6)
     assert values["device:a"] is values["device:b"]
-    first.save(*part(Part.DEVICE, w=large(8)))
+    first.save(*part(SavedPart.DEVICE, w=large(8)))
     second.import_from(str(tmp_path / "1"), never)
     assert second.load(["device:w"])["device:w"][0] == 8
     assert second.load(["device:own"])["device:own"][0] == 5  # newer than what the other has
-    second.save(*part(Part.DEVICE, w=large(9)))
+    second.save(*part(SavedPart.DEVICE, w=large(9)))
     assert first.load(["device:w"])["device:w"][0] == 8
     assert verify(tmp_path / "1").ok
     assert verify(tmp_path / "2").ok

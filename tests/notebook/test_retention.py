@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import CheckpointFailed
-from sublet.notebook.checkpoint import KEEP, SPARE, WITHIN, NotebookCheckpoint, Part, how_many, make_room
+from sublet.notebook.checkpoint import KEEP, SPARE, WITHIN, NotebookCheckpoint, SavedPart, how_many, make_room
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import MIB
 from tests.notebook.test_checkpoint import part
@@ -101,7 +101,7 @@ class Small(FolderStore):
 
 
 def state(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    return part(Part.DEVICE, w=np.frombuffer(np.random.default_rng(seed).bytes(MIB), np.uint8))
+    return part(SavedPart.DEVICE, w=np.frombuffer(np.random.default_rng(seed).bytes(MIB), np.uint8))
 
 
 @pytest.fixture
@@ -122,11 +122,11 @@ def test_a_state_that_changes_wholly_is_saved_again_and_again(store: Small) -> N
 def test_what_does_not_fit_twice_is_refused_and_nothing_went_for_it(store: Small) -> None:
     shelf = NotebookCheckpoint(store)
     shelf.save(*state(1))
-    shelf.save(*part(Part.NOTEBOOK, x=1))
+    shelf.save(*part(SavedPart.NOTEBOOK, x=1))
     large = np.frombuffer(np.random.default_rng(2).bytes(2 * MIB), np.uint8)
     before = sorted(store.folder.rglob("*"))
     with pytest.raises(CheckpointFailed, match=r"beside what was saved last.* it takes 16MiB") as caught:
-        shelf.save(*part(Part.DEVICE, large=large))
+        shelf.save(*part(SavedPart.DEVICE, large=large))
     assert "%gpu name X 16MiB" in caught.value.do
     assert sorted(store.folder.rglob("*")) == before
     assert sorted(shelf.found()) == ["device:w", "notebook:x"]

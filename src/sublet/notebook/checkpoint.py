@@ -47,7 +47,7 @@ Key = str
 """A part and a name of the notebook: ``device:weights``."""
 
 
-class Part(enum.StrEnum):
+class SavedPart(enum.StrEnum):
     """The side that a saved name belongs to."""
 
     DEVICE = "device"
@@ -57,11 +57,11 @@ class Part(enum.StrEnum):
     """No name of a variable: what is saved with the variables of either side."""
 
 
-def key_of(part: Part, name: str) -> Key:
+def key_of(part: SavedPart, name: str) -> Key:
     return f"{part}:{name}"
 
 
-GENERATORS: Final[Key] = key_of(Part.BESIDE, "random generators")
+GENERATORS: Final[Key] = key_of(SavedPart.BESIDE, "random generators")
 """The states of the random generators (``CellEnvironment.generators``) of the side that saved last."""
 
 
@@ -347,7 +347,7 @@ class NotebookCheckpoint:
 def _groups(values: Mapping[Key, object]) -> list[ObjectGroup]:
     """Each part by itself: what is for the notebook must not be loaded together with what is for a device."""
     groups: list[ObjectGroup] = []
-    for part in Part:
+    for part in SavedPart:
         mine = {key: value for key, value in values.items() if key.startswith(f"{part}:")}
         if mine:
             try:

@@ -31,7 +31,7 @@ from sublet.notebook.checkpoint import (
     About,
     Key,
     NotebookCheckpoint,
-    Part,
+    SavedPart,
     SaveResult,
     key_of,
 )
@@ -48,8 +48,8 @@ from sublet.state.transfer.device_state import devices_are_away
 from sublet.state.transfer.memory import Lent
 from sublet.values import format_size
 
-_DEVICE: Final = f"{Part.DEVICE}:"
-_CELL: Final = f"{Part.CELL}:"
+_DEVICE: Final = f"{SavedPart.DEVICE}:"
+_CELL: Final = f"{SavedPart.CELL}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -233,7 +233,7 @@ def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
     """Bind what was saved of these names, and what was saved together with them as far as the notebook has ``handles``
     for it: they shared something, and do again."""
     shelf, space = _shelf(), _names()
-    values = shelf.load([key_of(Part.DEVICE, name) for name in names])
+    values = shelf.load([key_of(SavedPart.DEVICE, name) for name in names])
     known = shelf.found()
     together = frozenset(key.removeprefix(_DEVICE) for key in values)
     restored = {}
@@ -339,8 +339,8 @@ def _save(space: dict[str, Any], *, everything: bool, note: str = "") -> Persist
         dirty -= _report_unreadable(dirty)
     if _state.place is None or not (dirty or (_state.gone and _state.shelf is not None)):
         return read_status()
-    about = {key_of(Part.DEVICE, name): _state.held[name] for name in dirty}
-    values = {key_of(Part.DEVICE, name): space[name] for name in dirty}
+    about = {key_of(SavedPart.DEVICE, name): _state.held[name] for name in dirty}
+    values = {key_of(SavedPart.DEVICE, name): space[name] for name in dirty}
     return _written(values, about, _state.gone.__contains__, note or f"cell {_state.cell}")
 
 
@@ -371,7 +371,7 @@ def _save_inside(space: dict[str, Any]) -> PersistenceNews:
             continue
         old = _state.held.get(name)
         why = _why_only_here(old, one)
-        key = key_of(Part.DEVICE if why else Part.CELL, name)
+        key = key_of(SavedPart.DEVICE if why else SavedPart.CELL, name)
         values[key] = space[name]
         about[key] = About(
             name=name,
@@ -426,7 +426,7 @@ def _written(
 
 def _drop_held(name: str) -> None:
     if _state.held.pop(name, None) is not None:
-        _state.gone.add(key_of(Part.DEVICE, name))
+        _state.gone.add(key_of(SavedPart.DEVICE, name))
     _state.lost.pop(name, None)
     _state.elsewhere.pop(name, None)
     _state.mates.pop(name, None)

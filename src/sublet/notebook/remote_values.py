@@ -16,7 +16,7 @@ from sublet.durable import rebuild
 from sublet.errors import InvalidRequest, SubletError, Unpicklable
 from sublet.lazy_dataclass import dataclass
 from sublet.notebook import guest_persistence
-from sublet.notebook.checkpoint import GENERATORS, About, Key, NotebookCheckpoint, Part, SaveResult, key_of
+from sublet.notebook.checkpoint import GENERATORS, About, Key, NotebookCheckpoint, SavedPart, SaveResult, key_of
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.remote_value import RemoteValue, any_handles, clock_time, lost_handle
@@ -107,7 +107,7 @@ class RemoteValues:
             head, buffers = self._kernel.call(guest_persistence.fetch, handle.value_name)
             with rebuild.on_host():
                 return decode(head, [memoryview(one) for one in buffers])[handle.value_name]
-        key = key_of(Part.DEVICE, handle.value_name)
+        key = key_of(SavedPart.DEVICE, handle.value_name)
         if not handle.is_saved or self._shelf is None or key not in self._shelf.found():
             if handle.is_parked:
                 raise InvalidRequest(
@@ -127,7 +127,7 @@ class RemoteValues:
             return
         number, self._saved = kernel.call(guest_persistence.use, volume.folder, volume.is_empty)
         for one in self.all().values():  # a notice may have saved it since
-            about = self._saved.get(key_of(Part.DEVICE, one.value_name))
+            about = self._saved.get(key_of(SavedPart.DEVICE, one.value_name))
             if about is not None and not one.is_saved and about.cell == one.value_about.cell:
                 one.is_now(about, None)
         volume.is_empty = False
@@ -191,7 +191,7 @@ class RemoteValues:
         """See that what a cell reads is on its device: under which names it is there, and what was restored. ``must``:
         the cell names them, so one that is lost is an error."""
         dead = {name: one for name, one in read.items() if not one.is_of(kernel)}
-        saved = {key.removeprefix(f"{Part.DEVICE}:") for key in self._saved}
+        saved = {key.removeprefix(f"{SavedPart.DEVICE}:") for key in self._saved}
         lost = {name: one for name, one in dead.items() if not one.is_saved or one.value_name not in saved}
         if lost and must:
             raise lost_handle(next(iter(lost.values())))
@@ -218,7 +218,7 @@ class RemoteValues:
             if about is not None and one.is_of(kernel):
                 one.is_now(about, kernel, lost=news.lost.get(one.value_name, ""))
                 if about.wall_ns:
-                    self._saved[key_of(Part.DEVICE, about.name)] = about
+                    self._saved[key_of(SavedPart.DEVICE, about.name)] = about
 
     def save(self, *, everything: bool = False) -> guest_persistence.PersistenceNews | None:
         """Save what stays on the device, now; None where there is nothing."""
@@ -257,14 +257,14 @@ class RemoteValues:
         found.pop(GENERATORS, None)
         inside = {one.name: one for key, one in found.items() if one.wall_ns >= began_wall_ns}
         for key, one in found.items():
-            if one.name not in inside or not key.startswith(f"{Part.DEVICE}:"):
+            if one.name not in inside or not key.startswith(f"{SavedPart.DEVICE}:"):
                 continue
             value = self._names.get(one.name)
             if type(value) is RemoteValue:
                 value.is_now(one, None)
             elif one.name not in self._names:
                 self._names[one.name] = RemoteValue(one, None, self)
-        cell = [one.name for key, one in found.items() if one.name in inside and key.startswith(f"{Part.CELL}:")]
+        cell = [one.name for key, one in found.items() if one.name in inside and key.startswith(f"{SavedPart.CELL}:")]
         self._inside = {name: self._print(name) for name in cell}
         return inside
 
@@ -286,7 +286,7 @@ class RemoteValues:
             return Restored()
         found = self._saved_values()
         same = [name for name, was in inside.items() if self._print(name) == was]
-        keys = [key for name in same if (key := key_of(Part.CELL, name)) in found]
+        keys = [key for name in same if (key := key_of(SavedPart.CELL, name)) in found]
         if not keys:
             return Restored()
         self._bind(self._shelf.load(keys), same)
@@ -318,13 +318,13 @@ class RemoteValues:
             if one.refused:
                 lost[name] = one.refused
                 continue
-            key = key_of(Part.NOTEBOOK, name)
+            key = key_of(SavedPart.NOTEBOOK, name)
             values[key] = value
             about[key] = About(name=name, what=describe(value), nbytes=one.nbytes, cell=cell)
         if not values:
             return None, lost
         values[GENERATORS], about[GENERATORS] = generators, About(name=GENERATORS, cell=cell)
-        older = f"{Part.CELL}:", f"{Part.NOTEBOOK}:"
+        older = f"{SavedPart.CELL}:", f"{SavedPart.NOTEBOOK}:"
         saved = shelf.save(values, about, drop=lambda key: key.startswith(older), note=f"by hand, cell {cell}")
         if self._volume is not None:
             self._volume.committed = saved.number
@@ -346,10 +346,10 @@ class RemoteValues:
             if one.name not in latest or found[latest[one.name]].wall_ns < one.wall_ns:
                 latest[one.name] = key
         taken = {name: key for name, key in latest.items() if name not in mine}
-        host = [key for key in taken.values() if not key.startswith(f"{Part.DEVICE}:")]
+        host = [key for key in taken.values() if not key.startswith(f"{SavedPart.DEVICE}:")]
         self._bind(shelf.load(host), taken)
         for name, key in taken.items():
-            if key.startswith(f"{Part.DEVICE}:"):
+            if key.startswith(f"{SavedPart.DEVICE}:"):
                 self._names[name] = RemoteValue(found[key], None, self)
         done = _restored(found[key] for key in taken.values())
         kept = tuple(sorted(name for name in latest.keys() - taken.keys() if found[latest[name]].what != MODULE))
