@@ -26,10 +26,10 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
 from sublet.training import lease_has_ended
-from sublet.training.step_protocol import ACTS, Act, StepVerdict, after_death_before
+from sublet.training.step_protocol import ACTS, Act, StepVerdict
 from tests.integration.training_program import FENCED, OVER, Life, real_batch, real_weights
 from tests.traces import until
-from tests.unit.training.stage import batch, uninterrupted
+from tests.unit.training.stage import after_death_before, batch, uninterrupted
 
 pytestmark = pytest.mark.warm("warp", "numpy")
 

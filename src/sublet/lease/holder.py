@@ -173,11 +173,6 @@ class Holder:
         """When it will be taken, if announced."""
         return None if self._notice is None else self._notice[1]
 
-    def claim_left_ns(self, now_ns: int) -> int | None:
-        """About how long the office still waits for the claim; None unless GRANTED. The office decides, so a claim
-        that is late by this reckoning is sent all the same."""
-        return None if self.claim_by_ns is None else max(0, self.claim_by_ns - now_ns)
-
     @property
     def requested_ns(self) -> int:
         """The TTL it asks for: its own, or what its saves have come to need. That stays, if they get shorter again."""

@@ -151,17 +151,6 @@ def what_is_saved(saves: Sequence[Save], key: str, fingerprint: str, step: int, 
     return Saved.BEFORE if expected is None or expected == version else Saved.ELSEWHERE
 
 
-def after_death_before(act: Act) -> StepVerdict:
-    """What the next try of the same step comes to, after its program died just before this act."""
-    match act:
-        case Act.COMPLETE:
-            return StepVerdict.SETTLE
-        case Act.DONE:
-            return StepVerdict.DUPLICATE
-        case _:
-            return StepVerdict.RUN
-
-
 def drawing() -> str:
     """The table of decisions, as it stands in docs/training.md."""
     lines = ["| the store says | " + " | ".join(f"saved: {saved}" for saved in Saved) + " |"]

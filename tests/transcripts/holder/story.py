@@ -79,8 +79,10 @@ class Teller:
             detail = f", {holder.end.detail}" if holder.end.detail else ""
             return f"{holder.status}: {holder.end.reason} at {holder.end.at}{detail}"
         if holder.status not in HELD_STATES:
-            left_ns = holder.claim_left_ns(self.now_ns)
-            return holder.status if left_ns is None else f"{holder.status}: claim within {format_duration(left_ns)}"
+            if holder.claim_by_ns is None:
+                return holder.status
+            left_ns = max(0, holder.claim_by_ns - self.now_ns)
+            return f"{holder.status}: claim within {format_duration(left_ns)}"
         assert holder.deadline_ns is not None
         taken = "" if holder.take_at_ns is None else f", to be taken at {_said(holder.take_at_ns)}"
         wake_ns = holder.next_wake_ns()

@@ -422,7 +422,7 @@ class Teller:
         yield self.answer(self.bench.do(command).answer)
 
     def do_used(self, plain: list[str], words: Words) -> Iterator[str]:
-        yield f"{self.bench.ledger.usage_ms(TenantId(plain[0]), self.bench.now) / 1000:g} device-seconds"
+        yield f"{self.bench.usage_ms(TenantId(plain[0])) / 1000:g} device-seconds"
 
     # ---- the processes of holders
 

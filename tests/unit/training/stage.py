@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from sublet.errors import GpuError, LeaseExpired
 from sublet.replicated import MemoryReplica, Replica, ReplicaGroup, ReplicatedCheckpoint, ReplicatedIdempotencyStore
 from sublet.training import Act, Launch, TrainingBatch, TrainingStepOutcome, run_training_step
+from sublet.training.step_protocol import StepVerdict
 from sublet.values import NS_PER_S, Epoch
 from sublet.wire.scalars import Scalar
 from tests.left_open import threads_now
@@ -25,6 +26,17 @@ TWO: Final = (Launch("train_step"), Launch("decay", args=(3,)))
 
 class Killed(BaseException):
     """What stands for a SIGKILL within a process: no ``except Exception`` of the code under test sees it."""
+
+
+def after_death_before(act: Act) -> StepVerdict:
+    """What the next try of the same step comes to, after its program died just before this act."""
+    match act:
+        case Act.COMPLETE:
+            return StepVerdict.SETTLE
+        case Act.DONE:
+            return StepVerdict.DUPLICATE
+        case _:
+            return StepVerdict.RUN
 
 
 class HeldLease:

@@ -15,11 +15,11 @@ from sublet.training.step_protocol import (
     Reserved,
     Saved,
     StepVerdict,
-    after_death_before,
     drawing,
     what_is_saved,
 )
 from sublet.values import Epoch
+from tests.unit.training.stage import after_death_before
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 

@@ -33,10 +33,19 @@ from sublet.training import (
     TrainingStepOutcome,
     run_training_step,
 )
-from sublet.training.step_protocol import ACTS, StepVerdict, after_death_before
+from sublet.training.step_protocol import ACTS, StepVerdict
 from sublet.training.steps import TIDY_EVERY, lease_has_ended
 from sublet.values import Epoch
-from tests.unit.training.stage import JOB, TWO, Killed, World, batch, uninterrupted, wait_for_replicas
+from tests.unit.training.stage import (
+    JOB,
+    TWO,
+    Killed,
+    World,
+    after_death_before,
+    batch,
+    uninterrupted,
+    wait_for_replicas,
+)
 
 ONCE = tuple(act for act in ACTS if act is not Act.CHECK)
 OUTCOME = {StepVerdict.RUN: Completed, StepVerdict.SETTLE: Recovered, StepVerdict.DUPLICATE: Duplicate}

@@ -81,11 +81,6 @@ class AgentCore:
 
     # ---- orders and reports ----
 
-    @property
-    def has_orders(self) -> bool:
-        """Whether orders are still to be sent."""
-        return bool(self._out)
-
     def send(self, order: Order) -> None:
         """With the next messages, unless another order takes its place before."""
         parts = order.parts if isinstance(order, End | Verify | RemoveVolume) else ()

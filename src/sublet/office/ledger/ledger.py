@@ -34,7 +34,7 @@ from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
 from sublet.office.ledger.unconfirmed_orders import Unconfirmed
-from sublet.values import LeaseId, NodeId, TenantId
+from sublet.values import LeaseId, NodeId
 from sublet.wire.orders import Held, Order, TornDown
 
 
@@ -131,10 +131,6 @@ class Ledger:
     def explain(self, lease: LeaseRecord, now: Now) -> Explanation:
         """Why it waits, or what may end it."""
         return explain(lease, self._schedule.rooms_for(self.state, lease, now.ns), self.state, now, self.policy)
-
-    def usage_ms(self, tenant: TenantId, now: Now) -> int:
-        """Device-milliseconds used within the rolling window."""
-        return self.state.used_milli_ns(tenant, now.ns) // 1000 // 1_000_000
 
 
 def _tick(step: Step, schedule: Schedule, command: cmd.Tick) -> Answer:

@@ -68,7 +68,7 @@ def test_orders_go_out_in_order_in_messages_of_a_bounded_size(stage: Stage) -> N
     assert [order for message in messages for order in message.orders] == ordered
     assert [len(message.orders) for message in messages] == [ORDERS_MAX, ORDERS_MAX, 1]
     assert {message.incarnation for message in messages} == {3}
-    assert not stage.core.has_orders
+    assert not stage.core._out
 
 
 def test_a_repeated_order_takes_the_place_of_the_one_before(stage: Stage) -> None:

@@ -617,7 +617,7 @@ def test_an_order_that_is_repeated_to_a_supervisor_that_stands_still_waits_once(
                 agent.send(order)
             agent.tick(0)
         supervisors.is_reading = True
-        await until(lambda: not agent._core.has_orders)
+        await until(lambda: not agent._core._out)
         await agent.ask(ListProcesses())  # is read behind all orders
         came_in = sum(len(batch) for batch in supervisors.ordered)
         assert came_in < 3 * len(sent), "all of what was said, and little of it twice"

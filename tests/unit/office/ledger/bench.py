@@ -145,6 +145,10 @@ class Bench:
     def state(self) -> State:
         return self.ledger.state
 
+    def usage_ms(self, tenant: TenantId) -> int:
+        """Device-milliseconds used within the rolling window."""
+        return self.state.used_milli_ns(tenant, self.now_ns) // 1000 // 1_000_000
+
     def at(self, moment_s: float) -> None:
         """Go to this moment without ticking."""
         assert seconds(moment_s) >= self.now_ns

@@ -183,9 +183,9 @@ def test_device_seconds_stop_at_the_suspend_and_memory_is_held_from_then_on() ->
     """The meter of devices stands still while Ben's guests are parked."""
     bench = bench_with()
     parked(bench)
-    used = bench.ledger.usage_ms(BEN, bench.now)
+    used = bench.usage_ms(BEN)
     bench.wait(60)
-    assert bench.ledger.usage_ms(BEN, bench.now) == used
+    assert bench.usage_ms(BEN) == used
     assert bench.state.held_by(BEN).gpus == 0
     assert bench.state.held_by(BEN).memory_bytes == 2 * GIB
 
