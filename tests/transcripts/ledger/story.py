@@ -242,7 +242,7 @@ class Teller:
                 wait = "unknown" if answer.estimate_ns is None else format_duration(answer.estimate_ns)
                 return f"place {answer.position}, estimate {wait}: {answer.reason}"
             case Offer():
-                asked, offered = _amount(answer.kind, answer.asked), _amount(answer.kind, answer.offered)
+                asked, offered = _amount(answer.kind, answer.requested), _amount(answer.kind, answer.offered)
                 return f"offered {offered} instead of {asked}, until {self.moment(answer.lease.claim_by_ns)}"
             case Refusal():
                 fits = "" if answer.would_fit is None else f" [would fit: {answer.would_fit}]"

@@ -120,7 +120,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
                 model=want.model,
                 least=want.least,
             )
-            for want in lease.asked or lease.wants
+            for want in lease.full_wants or lease.wants
         ],
         epoch=lease.epoch,
         node=lease.node,
@@ -228,7 +228,7 @@ def offer_answer(offer: Offer, view: LeaseView) -> OfferAnswer:
     return OfferAnswer(
         lease=view,
         kind=offer.kind.value,
-        asked=offer.asked,
+        asked=offer.requested,
         offered=offer.offered,
         valid=view.claim_within or 0.0,
         model=offer.model,

@@ -579,7 +579,7 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy, plac
 def not_free(lease: LeaseRecord) -> str:
     """``2 GPUs with 8GiB are not free now``; several kinds have to be free together, on one node."""
     wants, want = lease.wants, lease.wants[0]
-    beyond = f"{together(lease.asked)} is more than any node has; " if lease.asked else ""
+    beyond = f"{together(lease.full_wants)} is more than any node has; " if lease.full_wants else ""
     if len(wants) > 1:
         return f"{beyond}{together(wants)} are not free together now"
     several = want.count > 1 or (want.kind is Kind.CPU and want.amount > 1)

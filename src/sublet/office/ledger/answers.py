@@ -58,7 +58,7 @@ class Offer:
     """Less than asked, or another model, is set aside until ``lease.claim_by_ns``."""
 
     lease: LeaseRecord
-    asked: int
+    requested: int
     offered: int
     kind: Kind
     model: str | None = None

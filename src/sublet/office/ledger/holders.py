@@ -145,7 +145,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
         most = admission.most_ever(lease, state, policy)
         if most is None:
             return refusal
-        lease = msgspec.structs.replace(lease, wants=most, asked=whole.wants)
+        lease = msgspec.structs.replace(lease, wants=most, full_wants=whole.wants)
         own_limit = admission.own_limit(state, lease, step.now)
     if own_limit is None:
         less = admission.of_other_model(whole, rooms, policy) or admission.smaller(whole, rooms, policy)
@@ -156,7 +156,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
             assert freed is not None
             found = fit(less, lease.tenant, freed, mix=policy.share_across_tenants)
             assert found is not None, "an offer was computed that does not fit"
-            return _replace(step, msgspec.structs.replace(lease, wants=less, asked=whole.wants), *found)
+            return _replace(step, msgspec.structs.replace(lease, wants=less, full_wants=whole.wants), *found)
     if command.wait_ns == 0:
         return _refuse_now(step, lease, own_limit, rooms if freed is None else freed)
     return _queue(step, schedule, lease)
@@ -196,8 +196,8 @@ def decline(step: Step, schedule: Schedule, command: cmd.Decline) -> Answer:
         if lease.status is LeaseStatus.QUEUED and lease.offers:
             return answer_now(step, lease)
         raise InvalidRequest("there is no open offer on this lease", do="See `sublet lease show`.")
-    if lease.asked or (lease.wait_until_ns is not None and lease.wait_until_ns <= step.now.ns):
-        beyond = f", and {admission.together(lease.asked)} is more than any node has" if lease.asked else ""
+    if lease.full_wants or (lease.wait_until_ns is not None and lease.wait_until_ns <= step.now.ns):
+        beyond = f", and {admission.together(lease.full_wants)} is more than any node has" if lease.full_wants else ""
         step.end(lease, EndReason.WITHDRAWN, f"the offer was declined{beyond}")
         return Done(lease=lease)
     step.ungrant(lease, "the offer was declined")
@@ -488,7 +488,7 @@ def _offer(step: Step, lease: LeaseRecord, less: tuple[Want, ...], rooms: RoomsB
 def _offer_of(step: Step, lease: LeaseRecord) -> Offer:
     """What is smaller than it was asked for, or of another model; where several kinds are, the first of them."""
     state = step.state
-    for want in lease.asked or lease.wants:
+    for want in lease.full_wants or lease.wants:
         parts = [part for part in lease.parts if part.kind is want.kind]
         offered = min(want.amount, *(part.amount for part in parts))
         model, prices = state.resources[parts[0].resource].device.model, None
@@ -504,11 +504,11 @@ def _offer_of(step: Step, lease: LeaseRecord) -> Offer:
             )
         return Offer(
             lease=lease,
-            asked=want.amount,
+            requested=want.amount,
             offered=offered,
             kind=want.kind,
             model=model if is_other else None,
-            estimate_ns=None if lease.asked else estimate.estimate_if_queued(lease, state, step.now, step.policy),
+            estimate_ns=None if lease.full_wants else estimate.estimate_if_queued(lease, state, step.now, step.policy),
             prices=prices,
             currency=state.rates.currency if prices else "",
         )

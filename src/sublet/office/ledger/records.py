@@ -336,7 +336,7 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How long it will probably be used. It decides about admission only; what is charged is what was held."""
     selector: dict[str, str] = {}
     """Labels the node must have."""
-    asked: tuple[Want, ...] = ()
+    full_wants: tuple[Want, ...] = msgspec.field(default=(), name="asked")
     """What was asked for, where no node could ever have so much: ``wants`` is then the most there is, and what is
     granted of it is an offer."""
     renew: RenewMode = RenewMode.WHILE_BUSY

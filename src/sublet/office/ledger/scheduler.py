@@ -228,7 +228,7 @@ class Schedule:
             case LeaseStatus.QUEUED:
                 step.end(lease, EndReason.REFUSED, "it was not granted within the time it could wait")
             case LeaseStatus.GRANTED if lease.offered:
-                if lease.asked:  # there is nothing larger to go back into the line for
+                if lease.full_wants:  # there is nothing larger to go back into the line for
                     step.end(lease, EndReason.HOLDER_GONE, "the offer ran out", grace_ns=0)
                 elif lease.wait_until_ns is None or lease.wait_until_ns > now_ns:
                     step.ungrant(lease, "the offer ran out")

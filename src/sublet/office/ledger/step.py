@@ -64,7 +64,7 @@ class Step:
 
         What is less than was asked for is an offer, also when it comes out of the line.
         """
-        victims, offered = lease.victims, offered or bool(lease.asked)
+        victims, offered = lease.victims, offered or bool(lease.full_wants)
         is_beyond = admission.over_own_seconds(self.state, lease, self.now) is not None
         window_ns = self.policy.offer_valid_ns if offered else self.policy.claim_window_ns
         self.emit(

@@ -41,7 +41,7 @@ def test_another_model_that_is_free_is_offered_with_time_and_price(other: str) -
     """16 GiB on the A100 in about nine minutes; on a T4 now, at a quarter of the price."""
     bench = office()
     found = offer(bench, gpu(16, model="A100", other=other), tenant=ANN)
-    assert (found.model, found.asked, found.offered) == ("Tesla T4", 16 * GIB, 16 * GIB)
+    assert (found.model, found.requested, found.offered) == ("Tesla T4", 16 * GIB, 16 * GIB)
     assert found.prices == (500_000, 2_000_000)
     assert found.currency == "EUR"
     assert found.estimate_ns is not None

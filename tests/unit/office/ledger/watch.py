@@ -131,7 +131,7 @@ class Watch:
                 assert answer.do, "S2: a refusal that does not say what to do"
                 assert not any(isinstance(event, ev.Queued) for event in outcome.events), "a refusal left a request"
             if isinstance(answer, Offer):
-                assert answer.offered < answer.asked, "S2: an offer that is not smaller"
+                assert answer.offered < answer.requested, "S2: an offer that is not smaller"
         if isinstance(answer, InvalidRequest | NotFound | StaleEpoch | IdempotencyConflict | Quarantined):
             told = [event for event in outcome.events if not by_itself(event)]
             assert not told, f"{answer}: an error after {told}"
