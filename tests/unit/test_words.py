@@ -1,16 +1,23 @@
 """Words that the project does not use: scenes in place of terms, actors without a name, and sentences read twice.
 
 They were in it once. Each has the word that a reader of the field would look for. The rule covers everything that is
-read: source (comments, docstrings, messages) and pages. A second rule covers the names of functions.
+read: source (comments, docstrings, messages) and pages. A second rule covers the names of functions, a third those of
+values.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
+
+pytestmark = LOOKS_AT_SOURCE
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -158,3 +165,79 @@ def test_functions_have_the_names_of_the_field() -> None:
 def test_the_rule_over_function_names_catches_methods_and_coroutines(source: str) -> None:
     assert DEFINITION.findall(source) == ["say"]
     assert DEFINITION.findall(source.replace("say", "say_again")) == []
+
+
+VALUE_NAMES: Final = {
+    "asked": "request, question, query, requested",
+    "heard": "received, answers, last_event",
+    "here": "local, own, present, in_notebook",
+    "said": "reply, response, text, line, reason, message, error",
+    "spoken": "reply, answer",
+    "there": "remote, present, existing, on_device",
+    "told": "answer, is_notified, reported, record",
+}
+"""Participles and adverbs that do not say what a value is, with or without an underscore; what to write."""
+
+VALUES_THAT_STAY: Final = {
+    "client/model.py: asked": "public: what a program reads of an offer",
+    "notebook/batch/jobs.py: asked": "written: the file of a notebook job",
+    "notebook/example.py: _said": "written: saved with the variables of a notebook",
+    "state/replicated/memory.py: asked": "public: what a test reads of a replica in memory",
+    "studio/api.py: asked": "written: JSON of the studio",
+    "studio/records.py: asked": "written: a record of a session",
+    "wire/http.py: asked": "written: the office's answer",
+    "wire/orders.py: told": "written: a report of the agent",
+}
+"""Those that stay, each with its reason."""
+
+
+VALUE: Final = re.compile(rf"_*(?:is_|was_)?({'|'.join(VALUE_NAMES)})(?<!is_here)(?<!is_there)")
+"""``is_there`` is a plain name of a boolean."""
+
+
+def bound_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names of variables, parameters, fields and functions that are given here."""
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.alias(asname=str(name)):
+                yield name
+            case _:
+                pass
+
+
+def values_in(nodes: Iterable[ast.AST]) -> set[str]:
+    return {name for name in bound_in(nodes) if VALUE.fullmatch(name)}
+
+
+def test_values_are_named_by_what_they_are() -> None:
+    found = {f"{file.name}: {name}" for file in source_files() for name in values_in(file.nodes)}
+    wrong = [
+        f"{one}; write: {VALUE_NAMES[match[1]]}"
+        for one in sorted(found - set(VALUES_THAT_STAY))
+        if (match := VALUE.fullmatch(one.split(": ")[1]))
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert not set(VALUES_THAT_STAY) - found, "they are gone; strike them"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "said = reply()",
+        "self._said = reply()",
+        "def print_it(*, said): ...",
+        "def said(): ...",
+        "class A:\n    said: str",
+        "[said for said in replies]",
+        "if (said := reply()): ...",
+        "try: ...\nexcept OSError as said: ...",
+        "match reply:\n    case Reply() as said: ...",
+    ],
+)
+def test_the_rule_over_names_of_values_catches_all_that_give_a_name(source: str) -> None:
+    assert {name.strip("_") for name in values_in(ast.walk(ast.parse(source)))} == {"said"}
+    assert not values_in(ast.walk(ast.parse(source.replace("said", "reply"))))
