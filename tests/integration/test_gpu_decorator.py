@@ -110,7 +110,7 @@ def test_the_next_call_goes_on_with_the_worker_that_was_parked(
     fabric: sublet.Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another request takes the idle lease; the process and the state of its modules come back."""
-    monkeypatch.setattr(decorator, "HEARD_S", PATIENCE_S)  # on a busy machine the word of it may come late
+    monkeypatch.setattr(decorator, "END_REPORTED_S", PATIENCE_S)  # on a busy machine the word of it may come late
     where = decorated.where.options(ttl="5m")  # while the other waits for it, it must not run out
     pid, _, count = where()
     with fabric.gpu(min_vram="64MiB", ttl="20s", wait=PATIENCE_S):

@@ -130,7 +130,7 @@ def test_programs_do_what_numpy_says(lease: sublet.Lease) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to say how a process has ended."""
-    monkeypatch.setattr("sublet.compute.session_line.TOLD_S", PATIENCE_S)
+    monkeypatch.setattr("sublet.compute.session_line.END_REPORTED_S", PATIENCE_S)
 
 
 def test_a_kernel_that_faults_ends_its_guest_and_nothing_else(fabric: sublet.Fabric, patient: None) -> None:

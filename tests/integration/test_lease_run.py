@@ -62,7 +62,7 @@ def lease(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to interrupt a function, and to say how a process has ended."""
     monkeypatch.setattr("sublet.compute.calls.GRACE_S", PATIENCE_S)
-    monkeypatch.setattr("sublet.compute.worker_guest.TOLD_S", PATIENCE_S)
+    monkeypatch.setattr("sublet.compute.worker_guest.END_REPORTED_S", PATIENCE_S)
 
 
 # ---- what a call is

@@ -33,7 +33,7 @@ async def _until(what: Any) -> None:
 
 def test_calls_are_awaited(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sublet.compute.calls.GRACE_S", PATIENCE_S)  # to leave an interrupted call in
-    monkeypatch.setattr("sublet.compute.worker_guest.TOLD_S", PATIENCE_S)  # to say how a process has ended
+    monkeypatch.setattr("sublet.compute.worker_guest.END_REPORTED_S", PATIENCE_S)  # to say how a process has ended
     entered, left = tmp_path / "entered", tmp_path / "left"
 
     def add(x: int, y: int) -> int:

@@ -45,7 +45,7 @@ def fabric(stage: OfficeStage) -> Iterator[sublet.Fabric]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to interrupt a function, and to say how a process has ended."""
     monkeypatch.setattr("sublet.compute.calls.GRACE_S", PATIENCE_S)
-    monkeypatch.setattr("sublet.compute.worker_guest.TOLD_S", PATIENCE_S)
+    monkeypatch.setattr("sublet.compute.worker_guest.END_REPORTED_S", PATIENCE_S)
 
 
 def begun(lease: sublet.Lease, gate: Path) -> Callable[[], object]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _S: Final = 1_000_000_000
 LOOK_NS: Final = 4 * _S
-IDLE_SAID_AFTER_NS: Final = _S // 5
+IDLE_REPORTED_AFTER_NS: Final = _S // 5
 
 
 class HolderProcess(AskingProcess):
@@ -286,7 +286,7 @@ class HolderProcess(AskingProcess):
             with self.manager.change(holder.lease) as entry:
                 entry.finish(self.clock.now_ns())
             self._look_at_time()
-            self.after(IDLE_SAID_AFTER_NS, self._say_idle, lease)
+            self.after(IDLE_REPORTED_AFTER_NS, self._say_idle, lease)
             self.after(job.idle_ns, self._work, lease)
 
     def _say_idle(self, lease: LeaseId) -> None:

@@ -27,7 +27,7 @@ FLIGHT_S: Final = 5.0
 and the answer to the earlier one still counts when it comes."""
 
 
-SAID_AT_ONCE: Final = 8
+REPORTS_MAX: Final = 8
 """Messages about leases that became busy or idle, side by side."""
 
 
@@ -65,7 +65,7 @@ def report_all_activity(
     core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]
 ) -> list[Program[None]]:
     """Tell the office that leases became busy or idle: side by side, but on a bounded number of connections."""
-    return [_report_some(core, book, words[start::SAID_AT_ONCE]) for start in range(min(len(words), SAID_AT_ONCE))]
+    return [_report_some(core, book, words[start::REPORTS_MAX]) for start in range(min(len(words), REPORTS_MAX))]
 
 
 def _report_some(core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]) -> Program[None]:

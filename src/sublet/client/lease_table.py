@@ -45,7 +45,7 @@ from sublet.values import (
 from sublet.wire.decoders import decoder
 from sublet.wire.http import LeaseView, News
 
-IDLE_SAID_AFTER_NS: Final = NS_PER_S // 5
+IDLE_REPORTED_AFTER_NS: Final = NS_PER_S // 5
 """A lease under which nothing has run for so long is told to be idle. Less would tell of every pause between cells."""
 SAY_AGAIN_AFTER_NS: Final = 5 * NS_PER_S
 """A word that the office did not hear is repeated after so long."""
@@ -423,7 +423,7 @@ class LeaseTable:
         """It became busy or idle: see to it that the office hears of it, soon or after a while."""
         if held.over:
             return
-        held.idle_due_ns = None if held.holder.busy else now_ns + IDLE_SAID_AFTER_NS
+        held.idle_due_ns = None if held.holder.busy else now_ns + IDLE_REPORTED_AFTER_NS
         if held.holder.busy == held.reported_idle:
             self._to_tell[held.id] = held
 

@@ -39,7 +39,7 @@ EMBEDDED: Final = ("up", "--embedded")
 """The command line of an embedded office: it ends by itself when it is idle."""
 _IN_USE: Final = re.compile(re.escape(JournalError.IN_USE) + r"(\w+)\)")
 _LOOK_EVERY_S: Final = 0.02
-_SAID_BYTES: Final = 2000
+_LOG_TAIL_BYTES: Final = 2000
 _ROOM_BYTES: Final = 256 * 1024
 """A new journal and a log that says why there is none need less."""
 
@@ -231,7 +231,7 @@ def _failed(log: Path, log_start: int, what: str) -> Disconnected:
     """The reason stands at the end of what the office said, as the command line says every error: one sentence of what
     happened, after ``sublet:``, and below it what to do."""
     with open(log, "rb") as file:
-        file.seek(max(log_start, os.fstat(file.fileno()).st_size - _SAID_BYTES))
+        file.seek(max(log_start, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [i for i, line in enumerate(lines) if line.startswith("sublet: ")]
     if errors:

@@ -48,7 +48,7 @@ FIXED: Final = (
 """Terms that must be the same for two functions to share a lease."""
 RESUMED: Final = ("ttl", "expect", "wait", "name", "labels", "tier", "spot", "pay_priority")
 """Terms of a request to go on with what is parked, which knows itself what it needs."""
-HEARD_S: Final = 1.0
+END_REPORTED_S: Final = 1.0
 """So long it may take until a holder hears how a lease has ended."""
 TERMS: Final = frozenset((*FIXED, "ttl", "expect", "wait", "name", "labels", "timeout", "fabric"))
 
@@ -329,7 +329,7 @@ class _Pool:
 
     def drop(self, lease: LeaseHandle) -> None:
         """It is of no use any more, unless its worker is parked: then the next call goes on with that."""
-        until_s = time.monotonic() + HEARD_S
+        until_s = time.monotonic() + END_REPORTED_S
         while lease.end is None and time.monotonic() < until_s:
             time.sleep(0.02)
         if lease.end is not None and lease.end.parked:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 1.0
 """Between two looks whether the connection still stands; an answer itself is seen at once."""
-TOLD_S: Final = 5.0
+END_REPORTED_S: Final = 5.0
 """How long it may take the supervisor to see that a guest is gone, and why."""
-TOLD_OF_LEASE_S: Final = 1.0
+LEASE_ENDED_S: Final = 1.0
 """The same for the office, and the end of a lease."""
 PAUSE_S: Final = 0.02
 _SIGNALLED: Final = 128
@@ -161,7 +161,7 @@ def _last_view(lease: Lease, guest: Guest | None, cause: SubletError) -> GuestVi
     """What the supervisor says of it, once it has seen how it ended; None where it cannot be asked. A guest that said
     itself that its lease is over may take its grace to leave, and that is not waited for."""
     hung_up = isinstance(cause, Disconnected)
-    until_s = time.monotonic() + (TOLD_S if hung_up else TOLD_OF_LEASE_S)
+    until_s = time.monotonic() + (END_REPORTED_S if hung_up else LEASE_ENDED_S)
     while lease.end is None and guest is not None:
         try:
             view = guest.view()

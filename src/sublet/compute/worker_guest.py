@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ENTRY: Final = "sublet.guest.worker:main"
 IMPORTS: Final = ("sublet.guest.worker", "sublet.jobs.inside?", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
 """What a worker's warm interpreter has loaded, where it is there."""
-TOLD_S: Final = 5.0
+END_REPORTED_S: Final = 5.0
 """How long it may take the supervisor to say how a worker ended."""
-LEASE_TOLD_S: Final = 1.0
+LEASE_ENDED_S: Final = 1.0
 """And the office, that the lease has ended."""
 LEFT_BEHIND_S: Final = 0.5
 """How long the rest of a worker's processes are waited for, for its last words."""
@@ -203,10 +203,10 @@ def _last_view(lease: LeaseHandle, guest: Guest) -> GuestView | None:
         try:
             view = guest.view()
         except SubletError:
-            if waited_s > LEASE_TOLD_S:  # the supervisor is gone as well; the office may still tell of the lease
+            if waited_s > LEASE_ENDED_S:  # the supervisor is gone as well; the office may still tell of the lease
                 return None
         else:
-            if view.exit_code >= 0 or waited_s > TOLD_S:
+            if view.exit_code >= 0 or waited_s > END_REPORTED_S:
                 return view
         time.sleep(pause_s)
         pause_s = min(0.2, 1.5 * pause_s)

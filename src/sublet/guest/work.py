@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _LISTEN_S: Final = 1.0
-_END_TOLD_S: Final = 0.5
+_END_NOTICE_S: Final = 0.5
 """How long after a hang-up the supervisor may tell of the end of the lease."""
 
 
@@ -280,7 +280,7 @@ class _Connection:
 
     def _is_lease_ending(self) -> bool:
         """A holder that releases the lease also closes the connection. The function is told of the end alone, once."""
-        until_s = time.monotonic() + _END_TOLD_S
+        until_s = time.monotonic() + _END_NOTICE_S
         while self._worker.page.read().state is PageState.LIVE:
             if time.monotonic() > until_s:
                 return False

@@ -56,7 +56,7 @@ from sublet.wire.orders import (
     Verify,
 )
 
-UNHEARD_KEPT_NS: Final = 3600 * NS_PER_S
+UNANSWERED_KEPT_NS: Final = 3600 * NS_PER_S
 """An office that said nothing about a lease for this long does not know it: it was restored from an older backup."""
 
 
@@ -298,7 +298,7 @@ class Node:
         for part in gone.parts if gone is not None else ():
             self._teardowns.begin(under.lease, under.epoch, part, grace_until_ns=now_ns, ordered=False)
         report = Resumed(node=self.name, lease=order.lease, epoch=order.epoch, under=under)
-        self._ended_here.repeat(under.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
+        self._ended_here.repeat(under.lease, report, now_ns, for_ns=UNANSWERED_KEPT_NS)
 
     def _extend(self, order: Extend, now_ns: int) -> None:
         before = self.fence.get(order.lease)
@@ -398,7 +398,7 @@ class Node:
             self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, ordered=False, volume=volume)
         self._hardware.announce_end(live.lease, live.epoch, reason, now_ns, detail, now_ns)
         report = EndedHere(node=self.name, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail)
-        self._ended_here.repeat(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
+        self._ended_here.repeat(live.lease, report, now_ns, for_ns=UNANSWERED_KEPT_NS)
 
     def _forget_lease(self, lease: LeaseId) -> None:
         if self.fence.get(lease) is None:

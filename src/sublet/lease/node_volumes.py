@@ -17,7 +17,7 @@ from sublet.lease_end import EndReason
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, NodeId, TenantId
 from sublet.wire.orders import Grant, Part, RemoveVolume, Report, VolumeRef, VolumeRemoved, Volumes
 
-SAID_AT_ONCE: Final = 1000
+VOLUMES_PER_REPORT: Final = 1000
 """Volumes in one report: so many fit into one message."""
 AGAIN_NS: Final = NS_PER_S // 4
 """Between one look at what is being removed and the next."""
@@ -126,8 +126,8 @@ class NodeVolumes:
             return
         self._say_ns = now_ns + SAY_AGAIN_NS
         found = tuple(kept)
-        for start in range(0, max(1, len(found)), SAID_AT_ONCE):
-            batch = found[start : start + SAID_AT_ONCE]
+        for start in range(0, max(1, len(found)), VOLUMES_PER_REPORT):
+            batch = found[start : start + VOLUMES_PER_REPORT]
             self._report(Volumes(node=self._node, volumes=batch, is_all=len(batch) == len(found)))
 
     def _is_over(self, order: RemoveVolume, now_ns: int) -> bool:

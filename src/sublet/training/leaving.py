@@ -18,7 +18,7 @@ TERMINATED: Final = 128 + signal.SIGTERM
 SIGTERM: Final = "SIGTERM"
 """The reason that is given when a program left because of a signal."""
 PAGE: Final = "SUBLET_PAGE"
-_UNASKED: Final = object()
+_MISSING: Final = object()
 
 
 class Preempted(LeaseInterrupt, SystemExit):
@@ -107,8 +107,8 @@ class PreemptionWatch:
 def _notice_of(lease: Any) -> LeaveReason | None:
     if lease is None:
         return None
-    noticed: Any = getattr(lease, "noticed", _UNASKED)
-    if noticed is not _UNASKED:
+    noticed: Any = getattr(lease, "noticed", _MISSING)
+    if noticed is not _MISSING:
         return None if noticed is None else LeaveReason(noticed.reason, noticed.detail)
     end = lease.end
     if end is not None:

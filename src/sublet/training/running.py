@@ -62,7 +62,7 @@ PATIENCE_S: Final = 60.0
 """For what still runs of an earlier command to be gone."""
 PAUSE_MAX_S: Final = 30.0
 """Before another lease is asked for, where the last ones brought no step."""
-HEARD_MAX: Final = 256
+PIECES_MAX: Final = 256
 """Pieces of output that wait here; the program waits for the rest to be taken."""
 LOOK_S: Final = 0.5
 
@@ -322,7 +322,7 @@ class _Attendance:
     def __init__(self, run: TrainingRun, lease: Lease, guest: Guest) -> None:
         self.training, self.lease, self.guest = run, lease, guest
         self.sieve = Sieve()
-        self._output: queue.Queue[Any] = queue.Queue(HEARD_MAX)
+        self._output: queue.Queue[Any] = queue.Queue(PIECES_MAX)
         self._noticed = False
         self._end: LeaseEnd | None = None
         self._deadline: threading.Timer | None = None

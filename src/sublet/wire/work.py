@@ -53,7 +53,7 @@ BEGUN: Final = 5
 """And which one how many items of the call of many that is executing were begun."""
 FINISHED: Final = 6
 """And which call has finished last: its answer may be lost on the way."""
-_NOT_SAID: Final = (1 << 64) - 1
+_UNKNOWN: Final = (1 << 64) - 1
 
 _HEAD: Final = struct.Struct("!BBHIQ")  # kind, flags, number of pieces, subject, amount
 _PIECE: Final = struct.Struct("!BBHQQQ")  # where, flags, descriptor, number, offset, length
@@ -251,7 +251,7 @@ class Board:
             os.posix_fallocate(fd, 0, BOARD_BYTES)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             board = cls(mmap.mmap(fd, BOARD_BYTES))
-            board.words[BEGUN] = _NOT_SAID
+            board.words[BEGUN] = _UNKNOWN
             return board, fd
         except BaseException:
             os.close(fd)
@@ -301,7 +301,7 @@ class Board:
         The worker raises ``BEGUN`` and then looks, before each item. So whatever the holder reads in ``BEGUN`` a moment
         later (both are in memory by then, on every processor) no item behind it will begin.
         """
-        if self.words[BEGUN] == _NOT_SAID:
+        if self.words[BEGUN] == _UNKNOWN:
             return False
         self.words[WITHHELD] = max(call, self.words[WITHHELD])
         return True

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from sublet.lease import node_volumes
-from sublet.lease.node_volumes import SAID_AT_ONCE
+from sublet.lease.node_volumes import VOLUMES_PER_REPORT
 from sublet.lease_end import EndReason
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import (
@@ -213,13 +213,13 @@ def test_an_office_that_comes_hears_of_everything_that_is_kept_and_again_from_ti
     assert len(said(r, Volumes)) == 2
 
 
-@pytest.mark.parametrize("count", [0, 1, SAID_AT_ONCE, SAID_AT_ONCE + 1])
+@pytest.mark.parametrize("count", [0, 1, VOLUMES_PER_REPORT, VOLUMES_PER_REPORT + 1])
 def test_very_many_volumes_are_said_in_several_messages_of_which_none_claims_to_be_all(count: int) -> None:
     r = rig(*(stored(VolumeRef(tenant=ALICE, name=f"v{n}")) for n in range(count)))
     r.node.resend_reports(0)
     named = said(r, Volumes)
     assert sum(len(report.volumes) for report in named) == count
-    assert [report.is_all for report in named] == [count <= SAID_AT_ONCE] * len(named)
+    assert [report.is_all for report in named] == [count <= VOLUMES_PER_REPORT] * len(named)
     assert NS_PER_S == S
 
 

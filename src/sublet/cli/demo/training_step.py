@@ -33,7 +33,7 @@ STEPS: Final = 4
 DIES_AT: Final = 3
 WORDS: Final = 64
 JOB: Final = "demo"
-SAID: Final = "saved"
+SAVED: Final = "saved"
 PATIENCE_S: Final = 40.0
 KERNEL: Final = """
 import warp as wp
@@ -70,7 +70,7 @@ def play(report: Report, folder: Path) -> None:
             finally:
                 first.kill()
         report.check(
-            first_words[:1] == [SAID] and first.returncode == -signal.SIGKILL,
+            first_words[:1] == [SAVED] and first.returncode == -signal.SIGKILL,
             f"SIGKILL to pid {first.pid}, before {Act.COMPLETE.value} of step {DIES_AT}.",
             but=first_words,
         )
@@ -122,7 +122,7 @@ def train(fabric: Fabric, lease: Lease, place: Path, *, first: int, dies: bool =
 
     def watch(act: Act) -> None:
         if dies and len(found) == DIES_AT - 1 and act is Act.COMPLETE:
-            sys.stdout.write(f"{SAID} {lease.id}\n")
+            sys.stdout.write(f"{SAVED} {lease.id}\n")
             sys.stdout.flush()
             signal.pause()  # for what comes
 

@@ -28,7 +28,7 @@ ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """A screen of our own, no cursor, and no line that goes on in the next."""
 LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ENDS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_HEARD: Final = (*_ENDS, signal.SIGWINCH, signal.SIGCONT)
+_WAKING: Final = (*_ENDS, signal.SIGWINCH, signal.SIGCONT)
 
 
 def run_live(reader: OfficeReader, known: OfficeSnapshot) -> int:
@@ -148,7 +148,7 @@ def _woken() -> Iterator[tuple[int, int]]:
     ours, theirs = os.pipe()
     for end in (ours, theirs):
         os.set_blocking(end, False)
-    before = {number: signal.signal(number, lambda *_: None) for number in _HEARD}
+    before = {number: signal.signal(number, lambda *_: None) for number in _WAKING}
     known = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     try:
         yield ours, theirs

@@ -191,7 +191,7 @@ sys.stdin.read()
 """
 """A guest that starts at once: it loads no packages, only the driver's library. It stays until its input ends. It exits
 with 2 for an error of the driver's."""
-THERE: Final = b"there "
+PID_PREFIX: Final = b"there "
 NO_NODES: Final = "its device files cannot be found, so it would see no GPU"
 _DRIVERS_ERROR: Final = 2
 _DO_LOOK: Final = "Look whether LD_LIBRARY_PATH leads to the driver's libraries, and who may open /dev/nvidia*."
@@ -327,8 +327,8 @@ class GuestStarter:
         with os.fdopen(our_out, "rb") as file, os.fdopen(status_fd, "rb") as status:
             try:
                 output = file.readline()
-                if output.startswith(THERE) and watch is not None:
-                    watch(int(output.removeprefix(THERE)))
+                if output.startswith(PID_PREFIX) and watch is not None:
+                    watch(int(output.removeprefix(PID_PREFIX)))
             finally:
                 os.close(our_in)
             output += file.read() or refused

@@ -26,7 +26,7 @@ USERS: Final = "/run/user"
 SWITCH: Final = "SUBLET_SCOPE"
 KEPT: Final = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 """What ``systemd-run`` needs to find the manager of a user."""
-_ASKED: Final = (
+_SCOPE_OPTIONS: Final = (
     "--scope",
     "--quiet",
     "--collect",
@@ -49,14 +49,14 @@ def scope_prefix(
     if program is None:
         return []
     if uid == 0:
-        return [program, "--system", *_ASKED]
+        return [program, "--system", *_SCOPE_OPTIONS]
     if _has_manager(env.get(KEPT[0], "")):
-        return [program, "--user", *_ASKED]
+        return [program, "--user", *_SCOPE_OPTIONS]
     own, env_program = f"{users}/{uid}", find_program("env", path, uid=uid)
     if not _has_manager(own) or env_program is None:
         return []  # this user has no running service manager
     # After `su`, in a cron job or in a service the variables that tell where it is are missing, or another user's.
-    return [env_program, f"--unset={KEPT[1]}", f"{KEPT[0]}={own}", program, "--user", *_ASKED]
+    return [env_program, f"--unset={KEPT[1]}", f"{KEPT[0]}={own}", program, "--user", *_SCOPE_OPTIONS]
 
 
 def _has_manager(folder: str) -> bool:

@@ -34,7 +34,7 @@ LOOK_S: Final = 0.005
 OTHER_S: Final = 0.1
 """Between two attempts while another one has the lock and does not answer."""
 LOG_NAME: Final = "supervisor.log"
-SAID_BYTES: Final = 4096
+LOG_TAIL_BYTES: Final = 4096
 """Of its last words are looked at."""
 _CODE: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -199,7 +199,7 @@ def _last_lines(log: str, start: int, number: int) -> list[str]:
     """What it said last, which is why it ended. Empty lines where it said less."""
     found: list[str] = []
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        file.seek(max(start, os.fstat(file.fileno()).st_size - SAID_BYTES))
+        file.seek(max(start, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
         lines = file.read().decode("utf-8", "replace").split("\n")
         found = [line.strip() for line in lines if line.strip()][-number:]
     return [""] * (number - len(found)) + found

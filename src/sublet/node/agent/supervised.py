@@ -51,7 +51,7 @@ _log = logging.getLogger("sublet.node.agent")
 CONFIGURE_S: Final = 30.0
 """How long a supervisor may take to answer who it is."""
 
-TOLD_S: Final = 5.0
+INFORMED_S: Final = 5.0
 """How long a holder waits at the most for a new supervisor to be told of its lease."""
 ASK_S: Final = 30.0
 """How long any other answer may take. It takes a millisecond; a supervisor that stands still is one that is away."""
@@ -241,7 +241,7 @@ class SupervisedAgent:
         """
         rights = self._core.rights(front)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_informed.wait(), TOLD_S)
+            await asyncio.wait_for(self._is_informed.wait(), INFORMED_S)
         self._core.check_admission(front, rights)
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))

@@ -115,7 +115,7 @@ def _share(path: str) -> int | None:
 
 CONTEXT_BYTES: Final = 768 * MIB
 """What a process may have on a card beside what it allocates: its context, its kernels, what libraries keep."""
-_ASKED: Final = "it is ended if it has not freed some in a few seconds"
+_WARNING: Final = "it is ended if it has not freed some in a few seconds"
 
 
 class ProcessOwner(Protocol):
@@ -150,7 +150,7 @@ class VramWatch:
         found = _over(uses, owners, parts)
         before, self._over = self._over, frozenset(found)
         return [
-            Offender(guest, f"{line} (out_of_memory)" if key in before else f"{line}: {_ASKED}", key in before)
+            Offender(guest, f"{line} (out_of_memory)" if key in before else f"{line}: {_WARNING}", key in before)
             for key, (guest, line) in found.items()
         ]
 

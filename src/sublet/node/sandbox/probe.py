@@ -18,7 +18,7 @@ from sublet.node.sandbox.abilities import Abilities, PartFinding, SandboxPart
 from sublet.node.sandbox.enter import close_door_to_namespaces, new_user_namespace, raise_loopback
 from sublet.node.sandbox.plan import SandboxPlan, SandboxProfile
 
-_SAID_MAX: Final = 512
+_REPORT_MAX: Final = 512
 _SOME_UID: Final = 1_900_000_000
 _REFUSED: Final = "what it should have refused was possible"
 
@@ -56,12 +56,12 @@ def _tried(attempt: Callable[[], None]) -> PartFinding:
             code = 0
         except BaseException as error:  # noqa: BLE001 - this is a copy of the caller, and must not go on as one
             with contextlib.suppress(OSError):
-                os.write(report_write, _in_words(error).encode()[:_SAID_MAX])
+                os.write(report_write, _in_words(error).encode()[:_REPORT_MAX])
         finally:
             os._exit(code)
     os.close(report_write)
     with open(report_read, "rb", buffering=0) as file:
-        report = file.read(_SAID_MAX) or b""
+        report = file.read(_REPORT_MAX) or b""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
         return PartFinding(True)
@@ -167,11 +167,11 @@ def _first_process() -> Iterator[bool]:
             code = 0
         except BaseException as error:  # noqa: BLE001 - see _tried
             with contextlib.suppress(OSError):
-                os.write(report_write, _in_words(error).encode()[:_SAID_MAX])
+                os.write(report_write, _in_words(error).encode()[:_REPORT_MAX])
         finally:
             os._exit(code)
     os.close(report_write)
-    report = os.read(report_read, _SAID_MAX)
+    report = os.read(report_read, _REPORT_MAX)
     os.close(report_read)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
         raise OSError(report.decode("utf-8", "replace") or "the first process ended early")

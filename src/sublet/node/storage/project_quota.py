@@ -53,13 +53,13 @@ class QuotaKernel:
         return buffer.raw
 
 
-class _Asked(Protocol):
+class _QuotaKernel(Protocol):
     def attributes(self, fd: int) -> bytes: ...
     def set_attributes(self, fd: int, attributes: bytes) -> None: ...
     def quota(self, fd: int, command: int, project: int, limits: bytes) -> bytes: ...
 
 
-def limit(folder: str, size: int, kernel: _Asked | None = None) -> str:
+def limit(folder: str, size: int, kernel: _QuotaKernel | None = None) -> str:
     """Let what is in the folder, which must be empty or limited already, take so many bytes; returns why not, in words,
     or nothing. A folder that belongs to a project of another program is left as it is."""
     kernel = kernel or QuotaKernel()
@@ -73,7 +73,7 @@ def limit(folder: str, size: int, kernel: _Asked | None = None) -> str:
         return _error_text(error)
 
 
-def why_not(folder: str, kernel: _Asked | None = None) -> str:
+def why_not(folder: str, kernel: _QuotaKernel | None = None) -> str:
     """Why folders like this cannot be limited, as far as that is known without trying; empty if it is not."""
     kernel = kernel or QuotaKernel()
     try:
@@ -88,7 +88,7 @@ def why_not(folder: str, kernel: _Asked | None = None) -> str:
     return ""
 
 
-def _limit(kernel: _Asked, fd: int, size: int) -> str:
+def _limit(kernel: _QuotaKernel, fd: int, size: int) -> str:
     flags, step, extents, project, more, *rest = (*_ATTRIBUTES.unpack(kernel.attributes(fd)),)
     if project and not _is_ours(project):
         return f"the folder belongs to project {project} already"
@@ -103,14 +103,14 @@ def _limit(kernel: _Asked, fd: int, size: int) -> str:
     return ""
 
 
-def _free(kernel: _Asked, fd: int) -> int | None:
+def _free(kernel: _QuotaKernel, fd: int) -> int | None:
     """By the folder's own number, so that one folder finds the same again; the next, where another has that."""
     inode = os.fstat(fd).st_ino
     numbers = (_OURS | ((inode + index) & _OURS_MAX) for index in range(_TRIES))
     return next((number for number in numbers if not _used(kernel, fd, number)), None)
 
 
-def _used(kernel: _Asked, fd: int, project: int) -> int:
+def _used(kernel: _QuotaKernel, fd: int, project: int) -> int:
     """Bytes that are accounted to it. A project that was never used does not exist, which is no error."""
     with contextlib.suppress(FileNotFoundError):
         return int(_LIMITS.unpack(kernel.quota(fd, _GET, project, bytes(_LIMITS.size)))[2])

@@ -477,7 +477,7 @@ def test_a_holder_that_comes_to_a_successor_waits_until_that_knows_the_leases(co
 
 def test_a_holder_that_would_come_too_early_is_sent_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is told is worth another try, unlike the denial of its lease."""
-    monkeypatch.setattr(supervised, "TOLD_S", 0.02)
+    monkeypatch.setattr(supervised, "INFORMED_S", 0.02)
 
     async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
         agent.tick(0)
