@@ -197,7 +197,7 @@ def simulate(
         raise UsageError("--trace, --journal and --course contradict each other", do="Give one of them.")
     if (course is None) != (not lab):
         raise UsageError("--course and --lab belong together", do="Write --course 500 --lab 'Tue 10:00-12:00'.")
-    asked = None if gpus is None else _gpus(gpus)
+    wanted_gpus = None if gpus is None else _gpus(gpus)
     recorded = trace is not None or journal is not None
     if (recorded or course is not None) and (sessions is not None or days is not None):
         raise UsageError("--sessions and --days are for generated sessions", do="Leave them out.")
@@ -235,7 +235,7 @@ def simulate(
             found = workload.paying(found, pay_priority, number)
         return workload.merged([replace(session, group=group or "") for session in found], background)
 
-    hardware = _hardware(known, asked, vram, gpus_per_node, find)
+    hardware = _hardware(known, wanted_gpus, vram, gpus_per_node, find)
     plan = _Plan(
         sessions_of=sessions_of,
         base=hardware,
@@ -409,9 +409,10 @@ def _hardware(
     if several and vram is not None:
         raise UsageError("--vram is for GPUs of one model", do="Write the memory of each: --gpus 4xA100-40GiB.")
     if known.beside and isinstance(gpus, int):
-        there = ",".join(map(str, known.models))
+        models_known = ",".join(map(str, known.models))
         raise UsageError(
-            f"{gpus} GPUs of which model? The journal's office had {there}", do=f"Write the models: --gpus {there}."
+            f"{gpus} GPUs of which model? The journal's office had {models_known}",
+            do=f"Write the models: --gpus {models_known}.",
         )
     if isinstance(gpus, int):
         models = (replace(models[0], gpus=gpus),)

@@ -83,9 +83,9 @@ def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> Workl
 
 
 def _hardware(nodes: dict[NodeId, Inventory]) -> ReplayHardware:
-    there = [[device for device in node.devices if device.kind is Kind.GPU] for node in nodes.values()]
-    alike = Counter((device.model, device.capacity) for node in there for device in node)
-    per_node = max(1, *map(len, there), 1)
+    gpus_by_node = [[device for device in node.devices if device.kind is Kind.GPU] for node in nodes.values()]
+    alike = Counter((device.model, device.capacity) for node in gpus_by_node for device in node)
+    per_node = max(1, *map(len, gpus_by_node), 1)
     if not alike:
         return ReplayHardware(gpus=1, per_node=per_node)
     first, *others = (

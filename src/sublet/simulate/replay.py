@@ -616,8 +616,8 @@ def _holds(notebook: _Notebook, cell: Cell) -> bool:
         return False
     if cell.model is not None and not all(is_called(cell.model, device.model) for device in notebook.devices):
         return False
-    there = held.vram_gib if cell.shared else min(device.capacity for device in notebook.devices) / GIB
-    return there >= cell.vram_gib
+    available_gib = held.vram_gib if cell.shared else min(device.capacity for device in notebook.devices) / GIB
+    return available_gib >= cell.vram_gib
 
 
 def _node(number: int, gpus: ModelGpus) -> Inventory:
