@@ -209,8 +209,10 @@ API Code cuGetExportTable(const void **table, const void *id)
 
 API Code cuDriverGetVersion(int *version)
 {
-    *version = rig() ? (int)rig()->cuda : 0;
-    return SUCCESS;
+    Code code = (Code)rig_trouble(__func__); /* also of one that has not begun */
+    if (!code)
+        *version = rig() ? (int)rig()->cuda : 0;
+    return code;
 }
 
 API Code cuGetErrorString(Code code, const char **text)

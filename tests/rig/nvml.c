@@ -439,6 +439,7 @@ API Code nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigne
 
 API Code nvmlEventSetFree(struct event_set *set)
 {
+    Code code = (Code)rig_trouble(__func__);
     free(set);
-    return SUCCESS;
+    return code;
 }

@@ -9,7 +9,8 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +57,9 @@ def names_in(text: str, pattern: str) -> Iterator[str]:
             yield found
 
 
-def named_in_sources(pattern: str) -> set[str]:
-    texts = (path.read_text() for folder in OF_A_CARD for path in folder.rglob("*.py"))
+@cache
+def named_in_sources(pattern: str, folders: Sequence[Path] = OF_A_CARD) -> set[str]:
+    texts = (path.read_text() for folder in folders for path in folder.rglob("*.py"))
     return {name for text in texts if re.search(rf"\b{pattern}", text) for name in names_in(text, pattern)}
 
 

@@ -72,12 +72,13 @@ class LaunchPlan:
 class TabledDevice(ABC):
     """The half of a device that decides."""
 
+    failure: GpuError | None = None
+    """What made the device unusable, perhaps while it was opened: after it nothing but ``close`` does anything."""
+
     def __init__(self, identity: DeviceIdentity, account: MemoryAccount) -> None:
         self.identity = identity
         self.account = account
         self.is_closed = False
-        self.failure: GpuError | None = None
-        """What made the device unusable: after it nothing but ``close`` does anything."""
         generation = next(_generations)
         self._memory = MemoryTable(generation)
         self._modules: dict[int, NativeModule] = {}

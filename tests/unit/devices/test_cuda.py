@@ -78,6 +78,16 @@ def test_what_was_begun_is_undone_when_a_device_cannot_be_opened(fake: FakeCuda,
     assert fake.contexts == 0
 
 
+@pytest.mark.parametrize("call", ["cuDeviceGetName", "cuDeviceGetAttribute"])
+def test_a_driver_that_fails_while_a_device_is_opened_is_an_error_of_ours(
+    call: str, fake: FakeCuda, kernel_cache: str
+) -> None:
+    """It was an AttributeError, and the guest's thread ended by it."""
+    fake.fail[call] = Code.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(GpuError, match=f"open: illegal address.*{call}"):
+        CudaDevice("gpu-0", NAME, MemoryAccount(1), cache=kernel_cache, driver=CudaDriver(fake))
+
+
 def test_two_devices_on_one_thread_are_not_mistaken_for_each_other(kernel_cache: str) -> None:
     """The driver takes memory from the device whose context is the thread's current one."""
     fakes = FakeCuda(), FakeCuda()
