@@ -115,6 +115,9 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
         held = session.view("thesis")
         assert held["leases"][-1]["epoch"] > first["leases"][-1]["epoch"], "under a new epoch"
         assert one.run("%gpu name")["out"].strip() == held["volume"]
+        assert "saved at" in one.run("%gpu checkpoint")["out"]
+        where = {"volume": held["volume"], "number": 1}
+        until("what was saved is on record", lambda: session.view("thesis")["checkpoint"] == where)
         with shell_on(stage, tmp_path / "b", SUBLET_SESSION="thesis") as two:
             answer = two.run("%%gpu\n1")
             assert "session thesis is held by" in answer["said"], answer
@@ -132,7 +135,9 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
             assert "last lease" in session("explain", "thesis")
             assert "Session thesis is ended" in session("end", "thesis")
             until("its kernel is told", lambda: "session thesis has ended" in two.run("%%gpu\n1")["said"])
-    whole = session.view("thesis")["bill"]
+    ended = session.view("thesis")
+    whole = ended["bill"]
+    assert ended["checkpoint"] == where, "and stays there"
     assert whole["leases"] == 2
     lines = json.loads(session("bill", "thesis", "--json"))
     assert [one["end"] for one in lines if one["cell"] is None] == ["holder_gone", "released"]

@@ -254,6 +254,11 @@ class Cells:
                 failed=failed,
             )
 
+    def note_saved(self, number: int, wall_ns: int) -> None:
+        """Of the notebook's session, if it has one: a checkpoint was saved."""
+        if self._session is not None:
+            self._session.saved(self.owner.name, number, wall_ns)
+
     @property
     def bill(self) -> CellBill:
         """Of all cells so far."""
@@ -572,6 +577,8 @@ class Cells:
             bytes_saved=came.news.saved.written_bytes if came.news.saved is not None else 0,
             stood_s=self._stood_s,
         )
+        if came.news.saved is not None:
+            self.note_saved(came.news.saved.number, came.news.saved.wall_ns)
         if came.out.stays and self.owner.volume is None and self.owner.trouble:
             show_line(self.shell, f"what stays on the device is not saved: {self.owner.trouble}")
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None

@@ -133,6 +133,8 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
         return "there is nothing to save"
     at = saved.wall_ns if saved is not None else news.saved.wall_ns if news is not None and news.saved else 0
     written = (saved.written_bytes if saved else 0) + (news.saved.written_bytes if news and news.saved else 0)
+    if (last := saved or (news.saved if news is not None else None)) is not None:
+        cells.note_saved(last.number, last.wall_ns)
     lines = [f"saved{f' at {clock_time(at)}' if at else ''} {_where(volume)}: {format_size(written)} written"]
     lines += [
         f"{name}: cannot be saved ({why})" for name, why in sorted({**lost, **(news.lost if news else {})}.items())

@@ -153,7 +153,7 @@ class SessionView(msgspec.Struct, kw_only=True):
     volume: str
     saved_at: str | None
     checkpoint: CheckpointLocator | None
-    """The last that was saved in a volume, known once its lease has ended."""
+    """The last that was saved in a volume; if no cell or `%gpu checkpoint` saved it, known once its lease is over."""
     lease: str | None
     """The lease that it has, or its request in the queue."""
     remaining: float | None

@@ -20,7 +20,7 @@ from sublet.client.lease import Lease
 from sublet.client.model import Offer
 from sublet.errors import LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import wall_ns_of
+from sublet.lease.value import rfc3339, wall_ns_of
 from sublet.studio.records import CellRecord, CheckpointLocator, Offered, ProcessIdentity, Terms
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
 from sublet.studio.sessions import Asking, Seen, Sessions, is_ident, new_id
@@ -299,12 +299,20 @@ class NotebookSession:
     def ran(self, **cell: Any) -> None:
         """Record what a cell consumed (``CellRecord``), beside the notebook: no cell is held up for it."""
         made = CellRecord(**cell)
+        self._record("session_cell", lambda: self._sessions.ran(self.session.id, made))
 
+    def saved(self, volume: str, number: int, wall_ns: int) -> None:
+        """Record that this checkpoint was saved in the volume, beside the notebook."""
+        where, at = CheckpointLocator(volume=volume, number=number), rfc3339(wall_ns)
+        self._record("session_saved", lambda: self._sessions.saved(self.session.id, at, where))
+
+    @staticmethod
+    def _record(name: str, act: Callable[[], None]) -> None:
         def record() -> None:
-            with contextlib.suppress(SubletError):  # the bill by leases has it all the same
-                self._sessions.ran(self.session.id, made)
+            with contextlib.suppress(SubletError):  # the bill by leases and the volume have it all the same
+                act()
 
-        start_thread("session_cell", record)
+        start_thread(name, record)
 
     def moved(self, lease: Lease) -> None:
         """The kernel goes on under this lease."""

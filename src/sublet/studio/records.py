@@ -188,7 +188,7 @@ class Moved(_Value, frozen=True, kw_only=True, tag="moved"):
     was: str = "replaced"
     """How the lease before it ended, where it was another one, had not ended yet, and the office did not say."""
     before: LeaseOutcome | None = None
-    """What the office said of that."""
+    """What the office said of that; or, where it is the same lease, what the session's program has saved."""
 
 
 class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
@@ -411,8 +411,11 @@ def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
 
 
 def _saved(session: Session, outcome: LeaseOutcome) -> Session:
-    """With the checkpoint that a lease left, if it left one."""
+    """With the checkpoint that a lease left, if it left one, and no later one of the same volume is known."""
     if outcome.saved_at is None:
+        return session
+    known, left = session.checkpoint, outcome.checkpoint
+    if known is not None and left is not None and known.volume == left.volume and left.number < known.number:
         return session
     return structs.replace(session, saved_at=outcome.saved_at, checkpoint=outcome.checkpoint)
 

@@ -402,6 +402,32 @@ class Sessions(Generic[L]):
 
         self._append(ident, again)
 
+    def saved(self, text: str, saved_at: str, checkpoint: CheckpointLocator) -> None:
+        """A program of the session has saved its state: on record from then on, and not only once its lease is over."""
+        ident = self.find(text).id
+
+        def record() -> Record | None:
+            found = self._found[ident]
+            lease = found.lease
+            if lease is None or found.checkpoint == checkpoint:
+                return None
+            now = LeaseOutcome(reason=lease.reason, saved_at=saved_at, checkpoint=checkpoint)
+            if found.state is SessionState.ACTIVE:
+                return Moved(lease=lease, tenant=found.tenant, before=now)
+            if found.state in _AT_REST:
+                return Lost(
+                    lease=lease.id,
+                    reason=lease.reason,
+                    detail=lease.detail,
+                    saved_at=saved_at,
+                    ended_ns=lease.ended_ns,
+                    checkpoint=checkpoint,
+                    is_ending=lease.is_ending,
+                )
+            return None
+
+        self._append(ident, record)
+
     def set_down(self, text: str, held: L) -> None:
         """Leave the lease to the program that takes it over: from here on no process holds it."""
         ident = self.find(text).id

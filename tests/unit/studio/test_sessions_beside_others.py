@@ -339,6 +339,28 @@ def test_what_was_saved_under_a_lease_that_was_given_back_is_found_where_no_stud
     assert len(world.store.entries) == before + 1, "it is asked for until it is known, and recorded once"
 
 
+def test_what_a_notebook_saves_by_hand_is_on_record_at_once_and_stays_the_last(world: World) -> None:
+    """It is saved under the lease of the volume, of whose end no session knew: "nothing yet" was said of it."""
+    where = [CheckpointLocator(volume=IDENT, number=number) for number in range(5)]
+    world.sessions.saved(IDENT, "09:00", where[0])
+    assert world.sessions.find(IDENT).checkpoint is None, "it never had a lease"
+    world.sessions.acquire(IDENT)
+    before = world.sessions.find(IDENT)
+    for _ in range(2):
+        world.sessions.saved(IDENT, "10:00", where[2])
+    held = world.sessions.find(IDENT)
+    assert (held.saved_at, held.checkpoint, held.lease, held.state) == ("10:00", where[2], before.lease, before.state)
+    assert held.records == before.records + 1
+    ended = replace(world.office.ended("l-1", "idle", 3), is_over=True, saved_at="09:30", checkpoint=where[1])
+    world.office.leases["l-1"] = ended
+    world.sessions.reconcile()
+    assert world.sessions.find(IDENT).checkpoint == where[2], "that is newer than what its lease left"
+    world.sessions.saved(IDENT, "11:00", where[3])
+    rests = world.sessions.find(IDENT)
+    assert (rests.saved_at, rests.checkpoint, rests.state) == ("11:00", where[3], SessionState.RESTING)
+    assert world.history() == [("l-1", "idle", 3)]
+
+
 def test_a_lease_that_the_office_forgot_is_not_asked_for_again(world: World) -> None:
     world.sessions.acquire(IDENT)
     world.office.ended("l-1", "idle", 3)
