@@ -1,7 +1,7 @@
 #!/bin/sh
-# What needs a GPU, on a machine that has nothing but an NVIDIA driver, Python 3.12, torch, cuda-core and numpy: its tests,
-# then its figures. Such a machine may have no network, so what is missing there, a few small wheels of pure Python, is
-# fetched beforehand:
+# What needs a GPU, on a machine that has nothing but an NVIDIA driver, Python 3.11 to 3.13, torch, cuda-core and numpy: its
+# tests, then its figures. Such a machine may have no network, so what is missing there is fetched beforehand: a few small
+# wheels of pure Python, the same for all these versions. This folder, with .gpu/, is all that has to be carried there:
 #
 #   sh tools/bare_gpu.sh carry    where there is a network: fetch them into .gpu/, which goes along with this folder
 #   sh tools/bare_gpu.sh          on the machine (PYTHON names the interpreter that has torch; else python3)

@@ -81,13 +81,14 @@ class Show:
         with self.asked() as office:
             self.until("a card was not free again after a minute", lambda: all(map(_is_free, _cards(office))))
 
-    def await_fence(self, why: str) -> None:
-        """Until a card is quarantined for this reason."""
+    def await_fences(self, why: str, count: int) -> None:
+        """Until so many cards and parts are quarantined for this reason."""
         with self.asked() as office:
-            self.until(
-                "the office did not see it within a minute",
-                lambda: any(why in one["detail"] for one in office.request("GET", "/v1/fences", shape=list)),
-            )
+
+            def found() -> int:
+                return sum(why in one["detail"] for one in office.request("GET", "/v1/fences", shape=list))
+
+            self.until("the office did not see it within a minute", lambda: found() == count)
 
     def until(self, otherwise: str, is_so: Callable[[], bool]) -> None:
         end_s = time.monotonic() + PATIENCE_S
@@ -136,7 +137,12 @@ def play(show: Show) -> None:
     last = whole[-1]  # an Xid names a card, never a part of one
     say(f"The driver reports Xid 79 of card {last} (it fell off its bus): it is lent no more until a person vouches.")
     rig.xid(last, 79)
-    show.await_fence("Xid 79")
+    show.await_fences("Xid 79", 1)
+    parts = sum(bool(card.parent) for card in rig.state.cards)
+    if parts:
+        say(f"The same of card 0, which is split: neither of its {parts} parts is lent any more.")
+        rig.xid(0, 79)
+        show.await_fences("Xid 79", 1 + parts)
     show.type("sublet", "fence", "ls")
     show.type("sublet", "status")
 

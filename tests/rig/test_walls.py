@@ -20,12 +20,12 @@ from typing import Any, Final
 import pytest
 
 from sublet.client.home import runtime_dir
+from sublet.node.agent.rehearsal import PATTERN
 from tests.commands import run_sublet
 from tests.rig.device_files import DEVICES
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import NewRig, Rig, clear, make_rig
 from tests.rig.test_interface import run_on
-from tests.rig.test_office import USES_A_CARD
 from tests.rig.test_personalities import STEPS
 from tests.traces import plain_env, supervisor_of, until
 
@@ -251,6 +251,15 @@ def test_a_card_that_guests_of_tenants_cannot_use_is_found_before_the_first_of_t
 
 COMPUTES: Final = 0
 """The list of NVML that such a process is in."""
+NO_BINDINGS: Final = "raise ModuleNotFoundError(\"No module named 'cuda'\", name='cuda')\n"
+WRITES: Final = """
+from sublet.devices.cuda_driver import has_bindings
+from sublet.devices.plain_cuda import open_plain_driver
+assert not has_bindings()
+driver = open_plain_driver()
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+driver("t", "cuMemsetD8", driver("t", "cuMemAlloc", 64 << 20), 0xA7, 64 << 20)
+"""
 IN_TURN: Final = """
 set -e
 "$0" -m sublet run --gpu 1GiB -- "$0" -c "$1" </dev/null
@@ -264,15 +273,21 @@ set -e
 def test_beside_programs_of_others_cards_come_clean_in_a_namespace_of_processes(rig: Rig, tmp_path: Path) -> None:
     """As in a container whose driver names processes as they are called there, and where policy.toml has cards lent on
     which other programs compute. The program that cleans went by the kind of namespace, saw memory in use and no
-    process that uses it, and no lease ever ended."""
+    process that uses it, and no lease ever ended.
+
+    Nor does this Python have the bindings for CUDA, which ``sublet[gpu]`` brings: without them the first lease of each
+    card ended in a quarantine."""
     (tmp_path / "policy.toml").write_text("[office]\nlend_beside = true\n")
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without/cuda.py").write_text(NO_BINDINGS)
     stranger = rig.draws(0, 256 << 20, 1)
     stranger.list = COMPUTES
-    env = {**plain_env(), **rig.env, "SUBLET_HOME": str(tmp_path)}
+    env = {**plain_env(), **rig.env, "SUBLET_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path / "without")}
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", IN_TURN]
-    done = subprocess.run([*words, sys.executable, USES_A_CARD], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*words, sys.executable, WRITES], env=env, capture_output=True, text=True, timeout=120)
     stranger.taken = 0
     assert done.returncode == 0, done
+    assert not any(rig.dirty(index, but=bytes([PATTERN])) for index in range(4))
 
 
 def test_a_card_in_quarantine_keeps_no_other_card_from_another_office(new_rig: NewRig, tmp_path: Path) -> None:
