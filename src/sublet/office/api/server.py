@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sublet.background import accept_connections, end_process, start_task
-from sublet.errors import InvalidRequest, SubletError
+from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.office.api.app import App
 from sublet.office.api.processes import PeerConnection, ProcessTable
 from sublet.wire.http import ErrorBody, ErrorView
@@ -219,7 +219,7 @@ class _Protocol(HttpToolsProtocol):
         if isinstance(admitted, PeerRefused):
             self._on_limit(admitted.limit)
             message = f"the office has too many connections: {admitted.message}"
-            self._hang_up(b"503 Service Unavailable", message, "Close some, or try again in a moment.")
+            self._hang_up(b"503 Service Unavailable", Disconnected(message, do="Close some, or try again in a moment."))
         elif admitted.closed is not None:
             self._on_limit("silent_connections")
             admitted.closed.transport.abort()
@@ -264,9 +264,8 @@ class _Protocol(HttpToolsProtocol):
         if self._awaited == "head" and not self._head_bytes:
             self.transport.close()  # nothing was asked, so nothing is answered: a client may have been paused just here
         else:
-            self._hang_up(
-                b"408 Request Timeout", f"the {self._awaited} of the request did not come in time", "Send it whole."
-            )
+            late = f"the {self._awaited} of the request did not come in time"
+            self._hang_up(b"408 Request Timeout", InvalidRequest(late, do="Send it whole."))
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -311,21 +310,18 @@ class _Protocol(HttpToolsProtocol):
     # ---- what is refused before it is a request ----
 
     def send_400_response(self, msg: str) -> None:
-        self._hang_up(b"400 Bad Request", "that is not HTTP", "Speak HTTP/1.1.")
+        self._hang_up(b"400 Bad Request", InvalidRequest("that is not HTTP", do="Speak HTTP/1.1."))
 
     def _head_too_large(self) -> None:
         self._on_limit("head_bytes")
+        too_large = f"the headers are larger than {HEAD_MAX_BYTES} bytes"
         self._hang_up(
-            b"431 Request Header Fields Too Large",
-            f"the headers are larger than {HEAD_MAX_BYTES} bytes",
-            "Send fewer or shorter headers.",
+            b"431 Request Header Fields Too Large", InvalidRequest(too_large, do="Send fewer or shorter headers.")
         )
 
-    def _hang_up(self, status: bytes, message: str, do: str) -> None:
-        error: SubletError = InvalidRequest(message, do=do)
-        body = msgspec.json.encode(
-            ErrorBody(error=ErrorView(kind=error.kind, message=message, do=do, transient=error.transient))
-        )
+    def _hang_up(self, status: bytes, error: SubletError) -> None:
+        view = ErrorView(kind=error.kind, message=error.message, do=error.do, transient=error.transient)
+        body = msgspec.json.encode(ErrorBody(error=view))
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()

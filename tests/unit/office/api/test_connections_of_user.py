@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 
 import pytest
@@ -37,9 +38,15 @@ def test_a_user_has_as_many_connections_as_the_operator_says(monkeypatch: pytest
                     await loop.connect_accepted_socket(server._protocol, there)
                     with contextlib.suppress(ConnectionError):  # the last one is refused before it has asked
                         await loop.sock_sendall(here, HELLO)
-                    answers.append((await loop.sock_recv(here, 4096)).split(b"\r\n")[0])
-                assert answers[:4] == [b"HTTP/1.1 200 OK"] * 4
-                assert answers[4] == b"HTTP/1.1 503 Service Unavailable"
+                    answers.append(await loop.sock_recv(here, 4096))
+                heads = [answer.split(b"\r\n")[0] for answer in answers]
+                assert heads == [b"HTTP/1.1 200 OK"] * 4 + [b"HTTP/1.1 503 Service Unavailable"]
+                error = json.loads(answers[4].partition(b"\r\n\r\n")[2])["error"]
+                assert (error["kind"], error["transient"]) == ("Disconnected", True), "so that it is asked again"
+                assert (
+                    error["message"]
+                    == f"the office has too many connections: user {STRANGER} has 4 connections open here"
+                )
             await server.close()
 
     run(story)
