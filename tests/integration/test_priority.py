@@ -106,7 +106,7 @@ if os.geteuid() == 0:
 os.nice(2)
 found = priority.Priority()
 found.first()
-print(found.may, os.getpriority(os.PRIO_PROCESS, 0), found.said)
+print(found.may, os.getpriority(os.PRIO_PROCESS, 0), found.finding)
 found.beat(); found.beat()
 os.nice(1)
 priority.give_back()
