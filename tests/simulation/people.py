@@ -9,6 +9,7 @@ meanwhile. All requests cross the same network as those of other holders, and wh
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -370,6 +371,7 @@ class Program(HolderProcess):
     def _job(self, request: str) -> Job:
         job = self.job = Job(self.world, RequestId(request))
         job.name, job.attach = None, False
+        job.claimed_late &= not self.world.calm
         self.shape(job)
         return job
 
@@ -573,6 +575,30 @@ class Notebook(Program):
     def wake_up(self, calls: int) -> None:
         if calls == self._calls:
             self.wake(None)
+
+
+class Steady(Notebook):
+    """Cell after cell, each waited for, without a mistake. What it wants is drawn apart, so it is the same whoever else
+    is there and whatever comes of it."""
+
+    def __init__(self, world: PeopleWorld, name: str, clock: MachineClock, person: Person) -> None:
+        super().__init__(world, name, clock, person)
+        self._wishes = random.Random(f"steady/{world.scenario.seed}/{name}")
+
+    def turn(self) -> None:
+        session = self.session()
+        if self.parked is not None:
+            self.sessions.moved(session.id, self.go_on(session))
+        else:
+            self.sessions.acquire(session.id, {}, self._accepts)
+
+    def shape(self, job: Job) -> None:
+        draw = self._wishes.random
+        job.mode, job.rounds, job.ending = RenewMode.WHILE_BUSY, 1 + int(draw() * 4), 0.0
+        job.busy_ns, job.idle_ns = int((0.5 + draw() * 12) * _S), int(draw() * draw() * 20 * _S)
+
+    def pause_ns(self) -> int:
+        return int((1 + self._wishes.random() * 5) * _S)
 
 
 class Greedy(Notebook):

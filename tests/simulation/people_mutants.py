@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
+from sublet.lease_end import EndReason
 from sublet.office.access import AccessList
 from sublet.office.ledger import bills, holders, lookup, renewals
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import Line
 from sublet.office.ledger.queue_order import Shares
 from sublet.office.ledger.records import LeaseRecord, TenantRecord
+from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
 from sublet.studio import api, sessions
 from sublet.studio.hub_api import HubAway
@@ -181,6 +183,14 @@ def _by_arrival_alone(_original: Any) -> Any:
     return lambda self, tenant: 0
 
 
+def _only_what_was_taken(original: Any) -> Any:
+    def note_taken(self: State, lease: LeaseRecord) -> None:
+        if lease.end is not None and lease.end.reason is not EndReason.RELEASED:
+            original(self, lease)
+
+    return note_taken
+
+
 def _mutant(breaks: str, *changes: tuple[Any, str, Callable[[Any], Any]]) -> Mutant:
     return Mutant(breaks, "session services", changes)
 
@@ -213,5 +223,8 @@ PEOPLE_MUTANTS: Final = {
 }
 """Each breaks a rule of ``people_world.RULES`` in one seed."""
 
-BY_ARRIVAL: Final = _mutant("shares are not looked at", (Shares, "of_tenant", _by_arrival_alone))
-"""Breaks what is compared over many seeds."""
+UNFAIR: Final = {
+    "by arrival": _mutant("shares are not looked at", (Shares, "of_tenant", _by_arrival_alone)),
+    "what is released is over": _mutant("who asks anew is new", (State, "note_taken", _only_what_was_taken)),
+}
+"""Break what is compared between people."""

@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -49,6 +50,7 @@ from tests.simulation.people import (
     Pretender,
     Prober,
     Program,
+    Steady,
     StudioPart,
 )
 from tests.simulation.people_audit import AuditedState
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
 
 _S: Final = 1_000_000_000
 SECONDS: Final = 150
+CALM_SECONDS: Final = 600
+"""Some ten turns of everybody, so that it is the rules that are compared, and not single turns."""
 REST_S: Final = 240
 """Within so long after all is well again, everything is at rest, and an honest person is served."""
 ADVERSARIES: Final[tuple[type[Notebook], ...]] = (Flooder, Churner, Pretender, Liar, Prober, Forger)
@@ -182,7 +186,8 @@ class PeopleWorld(World):
 
     def drawn(self, seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
         scenario, source = draw(seed, mode)
-        scenario.seconds, scenario.holders, scenario.deposed = SECONDS, 1, False
+        scenario.seconds = CALM_SECONDS if self.calm else SECONDS
+        scenario.holders, scenario.deposed = 1, False
         scenario.volumes = scenario.many = False
         scenario.think_ns = int((1 + source.random() * 5) * _S)
         if source.random() < 0.5 and not self.calm:  # else there is hardly ever less to offer
@@ -197,6 +202,8 @@ class PeopleWorld(World):
             scenario.loss = scenario.duplicates = scenario.late = scenario.sync_failure = 0.0
             scenario.delay_ns = 10_000_000
             scenario.true_clocks = True
+            # On one machine: what is parked goes on where it is, and would leave other machines idle by chance.
+            scenario.embedded, scenario.inventories = True, scenario.inventories[:1]
         return scenario, source
 
     def onlooker(self) -> Watch:
@@ -204,18 +211,20 @@ class PeopleWorld(World):
 
     def _build(self) -> None:
         super()._build()
+        self.holders[0].retired = self.calm
         chance, number = self.random, itertools.count(100)
         cast = self._cast
         if cast is None:
             cast = tuple(one for one in ADVERSARIES if chance.random() < 0.6)
-        kinds: tuple[type[Notebook], ...] = (Notebook, Notebook, *cast)
+        honest = Steady if self.calm else Notebook
+        kinds: tuple[type[Notebook], ...] = (honest, honest, *cast)
         for kind in kinds:
             index = len(self.people)
             token = self._token(index)
             person = Person(TenantId(f"person-{index}-{kind.__name__.lower()}"), token, token)
             self.people.append(person)
             self.tenants.append(person.tenant)
-            count = 1 if kind is Notebook else self._programs or PROGRAMS.get(kind, 1)
+            count = 1 if kind is honest else self._programs or PROGRAMS.get(kind, 1)
             for _ in range(count):
                 self._add(kind, person, next(number))
             if kind is Notebook and not self.calm:
@@ -790,6 +799,19 @@ class Calm:
     """For how long their requests had waited that were not served in the end."""
     used_s: tuple[float, ...]
     """Device seconds of each person, by the bill; the honest ones first."""
+
+    @property
+    def wait_s(self) -> float:
+        """On average; what waits in the end counts with what it has waited."""
+        return mean((*self.waits_s, *self.unserved_s))
+
+    @property
+    def honest_s(self) -> float:
+        return sum(self.used_s[:2])
+
+    @property
+    def other_s(self) -> float:
+        return self.used_s[2]
 
 
 def run_calm(seed: int, beside: type[Notebook], programs: int) -> Calm:

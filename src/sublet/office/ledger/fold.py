@@ -484,7 +484,7 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
     state.armed.pop(lease.id, None)
     state.ended.append(lease.id)
     old = None if lease.replaces is None else state.leases.get(lease.replaces)
-    if old is not None and old.replaced_by == lease.id:
+    if old is not None and old.replaced_by == lease.id and old.end is None:
         old.replaced_by = None
     if lease.resume is not None and not lease.resumed:  # it came to nothing, and another request may try
         _change_parks(state, lease.resume.lease, resumed_by=None)

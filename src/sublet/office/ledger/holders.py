@@ -345,25 +345,33 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
 
 def _before(step: Step, command: cmd.Acquire) -> LeaseRecord | None:
     """The lease with whose work the request goes on: the one that it replaces or resumes, or else one like it that was
-    taken from its tenant within the last maximum hold."""
+    taken from its tenant, or that its tenant released, within the last maximum hold."""
     state = step.state
     if command.replaces is not None:
         return state.leases.get(command.replaces)
     if command.resume is not None:
         parking = state.leases.get(command.resume)
         return None if parking is None or parking.parks is None else state.leases.get(parking.parks.of)
-    for lease in map(state.leases.__getitem__, state.taken.get(command.tenant, ())):
-        assert lease.end is not None
-        is_recent = lease.end.at_ns >= step.now.ns - step.policy.max_hold_ns
-        if is_recent and lease.wants == command.wants and lease.tier is command.tier:
+    for lease in state.taken_since(command.tenant, step.now.ns - step.policy.max_hold_ns):
+        is_like_it = lease.wants == command.wants and lease.tier is command.tier
+        if is_like_it and _attained_ns(lease, step.now.ns):
             return lease
     return None
 
 
 def _attained_ns(before: LeaseRecord, now_ns: int) -> int:
     """For how long its holder has held it, and what that went on with, without a break. What was parked in a pause is
-    no work that goes on."""
-    if before.claimed_at_ns is None or (before.end is not None and before.idle_since_ns is not None):
+    no work that goes on.
+
+    What was released counts less by the time since nothing runs there. So a holder that releases it before the maximum,
+    and at once asks anew, has held it without a break; one that rests for as long begins anew.
+    """
+    if before.claimed_at_ns is None:
+        return 0
+    if before.end is not None and before.end.reason is EndReason.RELEASED:
+        rests_ns = before.end.at_ns if before.idle_since_ns is None else before.idle_since_ns
+        return max(0, before.attained_ns + rests_ns - before.claimed_at_ns - (now_ns - rests_ns))
+    if before.end is not None and before.idle_since_ns is not None:
         return 0
     until_ns = now_ns if before.end is None else before.end.at_ns
     return before.attained_ns + until_ns - before.claimed_at_ns

@@ -414,7 +414,7 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority_at_ns: int | None = None
     """When it has waited for long enough. None: it pays, or priority was not for sale when it was asked for."""
     goes_on: LeaseId | None = None
-    """The lease that was taken from its holder and with whose work this request goes on."""
+    """The lease that was taken from its holder, or released by it, and with whose work this request goes on."""
     moving_ns: int = 0
     """How long its guests' last suspend and resume took together; 0 if they were never parked."""
 

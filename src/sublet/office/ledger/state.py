@@ -78,6 +78,8 @@ ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
 """Of two requests of a tenant, that goes first whose holder has not yet held for so long without a break."""
 TAKEN_REASONS: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE})
 """Ends that make room for another request."""
+TAKEN_LOOKED_AT: Final = 64
+"""Leases of a tenant that are looked at to see whether a request goes on with one of them."""
 _DEFAULT: Final = GroupRecord(id=DEFAULT_GROUP)
 STALE_ENTRIES_MAX = 1024
 """Entries of a heap (timers, waiting requests) whose leases are over; with more of them the heap is made anew."""
@@ -238,7 +240,8 @@ class State:
         self.budgets_changed: set[BudgetId] = set()
         """Since they were last settled: something began or ended that they pay for, or they are gone."""
         self.taken: dict[TenantId, list[LeaseId]] = {}
-        """Leases that others took while their holders were at work, until a request goes on with that work."""
+        """Leases that others took while their holders were at work, and leases of GPUs that their holders released, in
+        the order in which they ended, until a request goes on with that work."""
         self.quota_default: Quota = NO_QUOTA
         """Of a tenant where its own quota says nothing: it comes with each start, and is not in the books."""
         self._rebuild()
@@ -462,10 +465,22 @@ class State:
         return self.volumes.get(volume_key(lease.tenant, lease.name))
 
     def note_taken(self, lease: LeaseRecord) -> None:
-        """It ends. If its holder was at work and others took it, the holder will go on."""
-        reason = None if lease.end is None else lease.end.reason
-        if reason in TAKEN_REASONS and lease.claimed_at_ns is not None and lease.idle_since_ns is None:
+        """It ends. If its holder was at work and others took it, the holder will go on; and if it was released, its
+        holder may."""
+        if lease.end is None or lease.claimed_at_ns is None or lease.parks is not None:
+            return
+        if lease.end.reason is EndReason.RELEASED:
+            goes_on = lease.replaced_by is None and any(part.kind is Kind.GPU for part in lease.parts)
+        else:
+            goes_on = lease.end.reason in TAKEN_REASONS and lease.idle_since_ns is None
+        if goes_on:
             self.taken.setdefault(lease.tenant, []).append(lease.id)
+
+    def taken_since(self, tenant: TenantId, at_ns: int) -> Iterator[LeaseRecord]:
+        """Of those, the tenant's that ended at this instant or later, the last ``TAKEN_LOOKED_AT``."""
+        found = self.taken.get(tenant, [])
+        first = bisect_left(found, at_ns, key=lambda lease: _end_order(self.leases[lease]))
+        return map(self.leases.__getitem__, found[max(first, len(found) - TAKEN_LOOKED_AT) :])
 
     def no_longer_taken(self, tenant: TenantId, lease: LeaseId) -> None:
         """A request goes on with its work, or it is forgotten."""

@@ -143,7 +143,7 @@ class TakingModel:
         taken = [old for old in self.leases if self._goes_on_with(lease, old)]
         before = min(taken, key=lambda old: old.end_ns, default=None)
         if before is not None:
-            lease.attained_ns = before.attained_ns + before.end_ns - before.claimed_ns
+            lease.attained_ns = self._attained_with(before)
         within = not self._above_ceiling(lease)
         found = self._fit(lease) if within else None
         answer = "refused capacity" if within else "refused quota"
@@ -455,7 +455,13 @@ class TakingModel:
     def _goes_on_with(self, lease: Asked, old: Asked) -> bool:
         is_like_it = (old.tenant, old.gpus, old.tier) == (lease.tenant, lease.gpus, lease.tier)
         is_recent = old.end_ns >= self.now_ns - self.policy.max_hold_ns
-        return is_like_it and is_recent and not old.is_taken_up and old.end in ("preempted", "fair_share")
+        is_over = old.end in ("preempted", "fair_share", "released")
+        return is_like_it and is_recent and is_over and not old.is_taken_up and self._attained_with(old) > 0
+
+    def _attained_with(self, old: Asked) -> int:
+        """What was released counts less by the time since."""
+        rested_ns = self.now_ns - old.end_ns if old.end == "released" else 0
+        return old.attained_ns + old.end_ns - old.claimed_ns - rested_ns
 
     # ---- reservations ----
 

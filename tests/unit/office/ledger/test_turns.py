@@ -14,9 +14,9 @@ from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import has_smaller_share, share_crosses_ns, yields_after_maximum
-from sublet.office.ledger.records import GroupRecord, LeaseRecord
-from sublet.values import GroupId, TenantId, Tier
-from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
+from sublet.office.ledger.records import GroupRecord, LeaseRecord, Want
+from sublet.values import GroupId, Kind, LeaseId, RequestId, TenantId, Tier
+from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
 
 CLEO = TenantId("cleo")
 POLICY = Policy(
@@ -207,14 +207,15 @@ def test_who_has_had_the_maximum_takes_no_further_turn() -> None:
     assert bench.lease(fourth.id).promise
 
 
-@pytest.mark.parametrize("how", ["another amount", "another tier", "too late", "released", "idle"])
+@pytest.mark.parametrize("how", ["another amount", "another tier", "too late", "released long ago", "idle"])
 def test_only_the_same_work_goes_on(how: str) -> None:
     """A request that is no continuation of what was taken is a new piece of work, which has its maximum before it."""
     bench = Bench(gpus=1, policy=POLICY)
     first = bench.granted(tenant=ANN, ttl_s=FULL_S)
     bench.wait(600)
-    if how == "released":
+    if how == "released long ago":
         bench.release(first)
+        bench.wait(600)
     else:
         if how == "idle":
             bench.idle(first)
@@ -234,18 +235,71 @@ def test_only_the_same_work_goes_on(how: str) -> None:
 def test_each_that_was_taken_goes_on_once() -> None:
     """The first request like it goes on with it, the next is new."""
     bench, turn = office()
+    released = bench.state.taken.pop(BEN)
     assert not bench.state.taken
+    bench.state.taken[BEN] = released
     bench.wait(600)
     bench.queued(tenant=CLEO, ttl_s=FULL_S)
     bench.wait(30)
-    assert bench.state.taken == {ANN: [turn.id]}
+    assert bench.state.taken == {BEN: released, ANN: [turn.id]}
     assert bench.folded().taken == bench.state.taken
     assert type(bench.state).restore(bench.state.snapshot()).taken == bench.state.taken
     once, twice = (bench.queued(tenant=ANN, ttl_s=FULL_S, lease=name) for name in ("once", "twice"))
     assert once.goes_on == turn.id
     assert (twice.goes_on, twice.attained_ns) == (None, 0)
-    assert not bench.state.taken
-    assert not type(bench.state).restore(bench.state.snapshot()).taken
+    assert bench.state.taken == {BEN: released}
+    assert type(bench.state).restore(bench.state.snapshot()).taken == {BEN: released}
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_what_is_released_before_the_maximum_and_asked_for_anew_goes_on(is_idle: bool) -> None:
+    """Otherwise a holder that gives its lease back a moment before the maximum would be a newcomer each time: no other
+    newcomer takes its lease, and in others' pauses it takes theirs. The time in which nothing ran counts off, so who
+    rests for as long begins anew."""
+    bench = Bench(gpus=1, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    first = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(540)
+    if is_idle:
+        bench.idle(first)
+        bench.wait(20)
+    bench.release(first)
+    bench.wait(20)
+    again = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    attained_s = 540 - 20 - 20 * is_idle
+    assert (again.attained_ns, again.goes_on) == (seconds(attained_s), first.id)
+    bench.wait(500)
+    bench.release(again)
+    third = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    assert third.attained_ns == seconds(attained_s + 500) > POLICY.max_hold_ns
+    bench.queued(tenant=CLEO, ttl_s=FULL_S)
+    bench.wait(100)
+    assert bench.lease(third.id).status is LeaseStatus.NOTICED, "a newcomer takes it after its least run"
+    other = type(bench.state).restore(bench.state.snapshot())
+    assert bench.folded().taken == other.taken == bench.state.taken
+
+
+def test_what_was_replaced_and_what_has_no_gpu_does_not_go_on() -> None:
+    """The work of a lease that was replaced goes on in the other one, and counts there."""
+    bench = Bench(inventory("n", device("gpu0"), device("gpu1"), device("cpu", Kind.CPU)), policy=POLICY)
+    first = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(60)
+    second = LeaseId("second")
+    asked = cmd.Acquire(
+        tenant=ANN,
+        lease=second,
+        request_id=RequestId("second"),
+        wants=(gpu(),),
+        ttl_ns=seconds(FULL_S),
+        replaces=first.id,
+    )
+    assert isinstance(bench.do(asked).answer, Granted)
+    assert bench.lease(first.id).end is not None
+    bench.release(bench.lease(second))
+    assert bench.state.taken == {ANN: [second]}
+    assert type(bench.state).restore(bench.state.snapshot()).taken == bench.folded().taken == bench.state.taken
+    bench.release(bench.granted(Want(kind=Kind.CPU, amount=1), tenant=BEN, ttl_s=FULL_S))
+    assert BEN not in bench.state.taken
 
 
 def test_room_that_is_kept_for_a_further_turn_lets_newcomers_past_until_it_has_waited_for_the_maximum() -> None:
