@@ -25,7 +25,7 @@ from sublet.background import start_task, start_thread
 from sublet.client.fabric import Fabric
 from sublet.client.guests import Guest, GuestStreams, Output, environment, open_streams, start_spec
 from sublet.client.lease import Lease
-from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.state.checkpoints.atomic_files import read_whole
 from sublet.studio.office import FabricOffice, open_sessions
 from sublet.studio.people import OWNER_TENANT
@@ -353,8 +353,13 @@ class ServedProgram:
         self._post(granted)
 
     def _not_acquired(self, error: BaseException) -> None:
-        why = Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
-        if why is Why.REFUSED:  # what can be done is for the program's owner, not for those who ask it
+        if self._is_withdrawn.is_set():
+            why = Why.NO_LEASE
+        elif isinstance(error, CapacityExceeded) and not error.transient:
+            why = Why.IMPOSSIBLE
+        else:
+            why = Why.REFUSED
+        if why is not Why.NO_LEASE:  # what can be done is for the program's owner, not for those who ask it
             _log(f"The program gets no GPU: {error}")
         message = error.message if isinstance(error, SubletError) else str(error)
         self._post(lambda: self._served.refused(message, self._now(), why=why))
@@ -642,6 +647,7 @@ _SENTENCES: Final[Mapping[Why, tuple[str, str]]] = {
     Why.LOADING: ("this program has a GPU and is still being loaded", _AGAIN),
     Why.LEAVING: ("the lease of this program is about to end, and it begins nothing more under it", _AGAIN),
     Why.REFUSED: ("this program gets no GPU", _AGAIN),
+    Why.IMPOSSIBLE: ("this program can never get what it asks for", "Its owner has to ask for less."),
     Why.BUSY: ("this program has as many requests as it takes", _AGAIN),
     Why.BROKEN: ("this program cannot be loaded", "Its owner finds more with `sublet logs`."),
     Why.LOST: ("the program ended while it answered; whether it did what was asked is not known", _AGAIN),

@@ -81,7 +81,9 @@ class Why(enum.StrEnum):
     LEAVING = "leaving"
     """Its lease was about to end all the time."""
     REFUSED = "refused"
-    """The office refuses a lease."""
+    """The office refuses a lease now."""
+    IMPOSSIBLE = "impossible"
+    """It can never grant one of this size."""
     BUSY = "busy"
     """As many requests wait as may, or the program answered others all the time."""
     BROKEN = "broken"
@@ -99,6 +101,7 @@ STATUS: Final[Mapping[Why, int]] = {
     Why.LOADING: 503,
     Why.LEAVING: 503,
     Why.REFUSED: 503,
+    Why.IMPOSSIBLE: 500,
     Why.BUSY: 503,
     Why.BROKEN: 500,
     Why.LOST: 503,

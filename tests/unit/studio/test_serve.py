@@ -644,6 +644,22 @@ def test_who_asks_is_told_why_there_is_no_gpu_and_the_owner_what_to_do(
     served(run, tmp_path, monkeypatch)
 
 
+def test_who_asks_a_program_that_asks_for_too_much_is_not_told_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(app: ServedProgram, stage: Stage) -> None:
+        caller = Caller(app)
+        error = CapacityExceeded("80GiB is more than any node has")
+        error.transient = False
+        stage.answers.put(error)
+        await caller.task
+        assert (caller.status, caller.error["kind"]) == (500, "impossible")
+        assert caller.error["message"].endswith("never get what it asks for: 80GiB is more than any node has")
+        assert caller.error["do"] == "Its owner has to ask for less."
+
+    served(run, tmp_path, monkeypatch)
+
+
 def test_a_place_in_the_queue_that_nobody_waits_for_is_given_up_and_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
