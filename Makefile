@@ -78,6 +78,7 @@ check: lint types test wheel ## all that CI does
 
 soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
 	@$(PY) -m tests.simulation --seeds $(SEEDS) --from $(FROM)
+	@$(PY) -m tests.simulation --seeds 20000 --from 2000000
 	@$(PY) -m tests.simulation.registers --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m tests.simulation.bursts --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m tests.simulation.people_world --seeds 10000 --from $(FROM)

@@ -147,6 +147,8 @@ class HolderProcess(AskingProcess):
             resume_epoch=job.resume_epoch,
             process=self.process,
         )
+        if wants is None and world.sharing is not None:
+            one = world.sharing.bent(self.name, one, job)
         self.ask(self._many(one) if wants is None and world.scenario.many else one, self._acquired)
 
     def _many(self, one: cmd.Acquire) -> cmd.Acquire | cmd.AcquireMany:

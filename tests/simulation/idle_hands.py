@@ -15,6 +15,7 @@ from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import kinds_of
 from sublet.office.ledger.records import LeaseRecord, NodeRecord, Want
 from sublet.values import Exclusivity, Kind, LeaseId, Tier
+from tests.simulation.sharing import held_millis
 
 if TYPE_CHECKING:
     from sublet.office.ledger.state import State
@@ -86,8 +87,22 @@ def _plain(state: State, kind: Kind) -> Iterator[LeaseRecord]:
     for lease in state.queue_listing():
         want = lease.wants[0]
         anywhere = not lease.selector and lease.resume is None
-        if len(lease.wants) == 1 and want.kind is kind and want.count == 1 and anywhere:
+        if len(lease.wants) == 1 and want.kind is kind and want.count == 1 and anywhere and is_unbounded(state, lease):
             yield lease
+
+
+def _is_within_floor(state: State, lease: LeaseRecord) -> bool:
+    """Whether its group, without it, would have less than its floor."""
+    group = state.books.groups.get(state.group_of(lease.tenant))
+    own = sum(part.millis for part in lease.parts)
+    return group is not None and held_millis(state, group.id) - own < 1000 * group.floor
+
+
+def is_unbounded(state: State, lease: LeaseRecord) -> bool:
+    """Whether no ceiling, budget or reservation may keep from it what is free."""
+    group = state.books.groups.get(state.group_of(lease.tenant))
+    is_bounded = group is not None and group.ceiling is not None
+    return not (is_bounded or state.books.reserved or state.books.budgets)
 
 
 def _would_fit(state: State) -> Iterator[LeaseRecord]:
@@ -114,7 +129,11 @@ def _goes_before(state: State, now_ns: int) -> Iterator[LeaseRecord]:
         for piece in gpu.slices.values()
         if piece.state is SliceState.LEASED
     ]
-    spots = [lease for lease in victims if lease.status is LeaseStatus.ACTIVE and lease.tier is Tier.SPOT]
+    spots = [
+        lease
+        for lease in victims
+        if lease.status is LeaseStatus.ACTIVE and lease.tier is Tier.SPOT and not _is_within_floor(state, lease)
+    ]
     if not spots or any(lease.status in _ON_THE_MOVE for lease in state.leases.values()):
         return
     for lease in _plain(state, Kind.GPU):

@@ -161,8 +161,10 @@ class NodeProcess(Process):
         if self.world.now - changed_ns < _TROUBLE_NS:
             return True
         now_ns = self.clock.now_ns()
+        suspend_ns = self.world.scenario.policy.suspend_ns + self.world.scenario.timings.leave_ns
         return any(
             down.phase is TeardownPhase.FAILED
+            or (down.phase is TeardownPhase.TOLD and now_ns < down.grace_until_ns <= (down.since_ns or 0) + suspend_ns)
             or (down.phase is TeardownPhase.KILLING and now_ns - down.grace_until_ns < OUTLIVES_NS)
             for down in self.agent.teardowns()  # one that failed and is tried again has as long as the first time
             if down.lease == lease and down.part.resource == resource

@@ -39,6 +39,8 @@ class Progress:
     def heal(self) -> None:
         """From now on the core is well."""
         world, draw = self._world, self._world.random
+        if world.sharing is not None:
+            world.sharing.end()
         world.faults.end_deposed()
         world.net.heal()
         world.scenario.slow_disk_until = 0

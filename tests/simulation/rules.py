@@ -30,6 +30,8 @@ RULES: Final[dict[str, str]] = {
     "P2": "what is parked goes on once, under one lease, and for nobody who holds an older epoch of it",
     "P3": "whoever was told that his guests are parked finds them, for as long as the parking lease lives",
     "P4": "what is parked is set going to save before it is killed, wherever the end of its parking lease leaves time",
+    "G1": "no grant brings a group above its ceiling",
+    "G2": "what is reserved for a group goes to others only while it is lent, and only as spot",
     "H1": "no lease ends with a process that lives, or that is not its holder's",
     "H2": "a lease that is bound to a process ends within a bound when the process has ended",
     "V1": "no volume is taken off its disk while the office has it in its books",

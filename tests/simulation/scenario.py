@@ -42,6 +42,7 @@ POLICY: Final = Policy(
     held_counts_as_ns=10 * _S,
     ended_keep_ns=240 * _S,
     retain_ns=40 * _S,
+    reserved_keep_ns=8 * _S,
 )
 """The office's rules at the pace of a simulation: everything that takes minutes takes seconds."""
 
@@ -70,6 +71,8 @@ RATES_PER_MINUTE: Final = {
 
 MANY_FROM: Final = 1_000_000
 """From this seed on holders ask for several leases at once as well; the seeds before it tell the same story as ever."""
+SHARED_FROM: Final = 2_000_000
+"""From this seed on there are groups, reservations, budgets, and programs that want more than their share."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +119,8 @@ class Scenario:
     """Holders are on the office's machine, and most bind their leases to their process."""
     many: bool = False
     """Holders sometimes ask for several leases in one request."""
+    shared: bool = False
+    """Tenants are in groups; see ``sharing``."""
     slow_disk_until: int = 0
     ttl_asked_ns: int = 0
 
@@ -198,7 +203,8 @@ def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
     # Drawn last, so that the seeds of before tell the same story up to here.
     ability = source.choice((Suspend.NONE, Suspend.SAME_DEVICE, Suspend.SAME_TYPE, Suspend.SAME_TYPE))
     scenario.inventories = tuple(_with_ability(found, ability) for found in scenario.inventories)
-    scenario.many = seed >= MANY_FROM
+    scenario.many = MANY_FROM <= seed < SHARED_FROM
+    scenario.shared = seed >= SHARED_FROM
     scenario.volumes = random.Random(f"volumes/{mode}/{seed}").random() < 0.35
     scenario.bound = scenario.embedded and random.Random(f"bound/{mode}/{seed}").random() < 0.5
     park_s = random.Random(f"parking/{mode}/{seed}").choice((0.05, 1, 1, 3, 6))  # the last takes too long

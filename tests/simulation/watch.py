@@ -30,9 +30,10 @@ from sublet.values import (
 from sublet.wire.orders import Held, Order, Parkable, Report, Resumed, TornDown
 from tests.simulation.account import audit
 from tests.simulation.bound import BoundRules
-from tests.simulation.idle_hands import IdleHands
+from tests.simulation.idle_hands import IdleHands, is_unbounded
 from tests.simulation.kept import KeptRules
 from tests.simulation.parked import ParkedRules
+from tests.simulation.sharing import held_millis
 from tests.simulation.supervised import SupervisedRules
 
 if TYPE_CHECKING:
@@ -49,6 +50,18 @@ _S: Final = 1_000_000_000
 LATE_NS: Final = 5 * _S
 """An office that is up acts on a deadline within this time."""
 RHO: Final = 0.05
+
+
+def is_plain_between(state: State, holder: LeaseRecord, other: LeaseRecord) -> bool:
+    """Whether neither the weights of groups nor any other limit bears on what the other has of the holder's end."""
+    return state.group_of(holder.tenant) == state.group_of(other.tenant) and is_unbounded(state, other)
+
+
+def is_below_floor(state: State, request: LeaseId) -> bool:
+    """Whether the group of this request holds less than its floor."""
+    group = state.group_of(state.leases[request].tenant)
+    floor = state.books.groups[group].floor if group in state.books.groups else 0
+    return held_millis(state, group) < 1000 * floor
 
 
 class Violation(AssertionError):
@@ -130,6 +143,8 @@ class Watch:
             self._renewed_rightly(state, command, now)
         self.parked.decided(state, command, outcome)
         self._bound.decided(state, command, outcome)
+        if self._world.sharing is not None:
+            self._world.sharing.decided(state, outcome.events)
         report = command.report if isinstance(command, cmd.AgentReport) else None
         self._by_what_is_needed = isinstance(report, Parkable | Held)
         for event in outcome.events:
@@ -151,6 +166,8 @@ class Watch:
         if held_ns >= self._world.scenario.policy.max_hold_ns:
             kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
             for other in state.queue_listing():
+                if self._world.sharing is not None and not is_plain_between(state, lease, other):
+                    continue
                 if other.tenant != lease.tenant and kinds & {want.kind for want in other.wants}:
                     self.fail("L13", f"{lease.id} was renewed after {held_ns / _S:.0f} s while {other.id} waits")
 
@@ -167,7 +184,7 @@ class Watch:
                 if event.lease in self._over:
                     self.fail("L8", f"{event.lease} had ended, and came back by {type(event).__name__}")
             case ev.Noticed():
-                self._notice_allowed(state.leases[event.lease], event, now)
+                self._notice_allowed(state, state.leases[event.lease], event, now)
             case ev.Ending():
                 self._ends_rightly(office, state, state.leases[event.lease], event, now)
             case ev.Ended():
@@ -194,7 +211,7 @@ class Watch:
         if known != lease.id:
             self.fail("L15", f"request {lease.request_id} had two effects: {known} and {lease.id}")
 
-    def _notice_allowed(self, lease: LeaseRecord, event: ev.Noticed, now: Now) -> None:
+    def _notice_allowed(self, state: State, lease: LeaseRecord, event: ev.Noticed, now: Now) -> None:
         """S7, S8: batch keeps its minimum run, every lease gets the notice of the tier."""
         policy, notice = self._world.scenario.policy, event.notice
         if notice.beneficiary is None or lease.claimed_at_ns is None:
@@ -211,7 +228,8 @@ class Watch:
             self.fail("S7", f"{lease.id} was to be taken after {ran_ns / _S:.1f} s of its minimum run")
         is_further_turn = lease.attained_ns >= policy.max_hold_ns and ran_ns >= policy.turn_least_ns
         is_taken_early = ran_ns < policy.max_hold_ns and not is_further_turn
-        if lease.idle_since_ns is None and lease.tier is Tier.INTERACTIVE and is_taken_early:
+        by_floor = ran_ns >= policy.min_run_batch_ns and is_below_floor(state, notice.beneficiary)
+        if lease.idle_since_ns is None and lease.tier is Tier.INTERACTIVE and is_taken_early and not by_floor:
             self.fail("S7", f"{lease.id} is interactive and was to be taken after {ran_ns / _S:.1f} s")
         if notice.take_at_ns - now.ns < policy.notice_for_ns(lease.tier):
             self.fail("S8", f"{lease.id} had less notice than its tier has")

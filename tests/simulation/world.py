@@ -21,6 +21,7 @@ from tests.simulation.office import OfficeProcess
 from tests.simulation.process import MachineClock, Process
 from tests.simulation.progress import Progress
 from tests.simulation.scenario import Mode, Scenario, draw
+from tests.simulation.sharing import Sharing
 from tests.simulation.supervisor import SupervisorProcess
 from tests.simulation.watch import Watch
 
@@ -50,6 +51,7 @@ class World:
         self.net = Network(self)
         self._build()
         self.faults = FaultPlan(self)
+        self.sharing = Sharing(self) if self.scenario.shared else None
         self.progress = Progress(self)
 
     def drawn(self, seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
@@ -149,6 +151,8 @@ class World:
         if self.make_tenants():
             for holder in self.holders:
                 holder.begin()
+            if self.sharing is not None:
+                self.sharing.begin()
             return
         self.push(self.now + _S, None, self._settle_in)
 

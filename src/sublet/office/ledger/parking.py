@@ -118,8 +118,8 @@ def held(step: Transaction, report: Held) -> None:
 
 
 def holder_is_back(step: Transaction, lease: LeaseRecord) -> None:
-    """Something runs again under a lease that was to end for want of work. It stays where no request wants it, and
-    where what runs would be lost; what can be parked waits for a device like any other request."""
+    """Something runs again under a lease that was to end for want of work, or it has time again. It stays where no
+    request wants it, and where what runs would be lost; what can be parked waits for a device as any request does."""
     notice = lease.notice
     if lease.status is not LeaseStatus.NOTICED or notice is None or not notice.when_safe:
         return

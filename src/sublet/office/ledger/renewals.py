@@ -53,7 +53,8 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
     )
     step.orders.append(extend_order(lease, now.ns, max(0, min(command.lead_ns, ttl_ns))))
     step.holds = ((lease.id, lease.number),)
-    if command.active:
+    runs_out = lease.notice is not None and lease.notice.reason is EndReason.IDLE
+    if command.active or runs_out:  # by this renewal it does not
         parking.holder_is_back(step, lease)
     return Granted(lease=lease)
 

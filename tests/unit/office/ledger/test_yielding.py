@@ -222,6 +222,22 @@ def test_a_cell_that_begins_while_its_time_runs_out_keeps_the_lease(bench: Bench
     assert not [order for order in bench.sent if isinstance(order, End) and order.lease == lease.id]
 
 
+def test_an_idle_lease_that_is_renewed_while_its_time_runs_out_keeps_what_was_answered(bench: Bench) -> None:
+    """A holder that renews always may do so with nothing running."""
+    lease = bench.granted(tenant=BEN, ttl_s=300, renew=RenewMode.ALWAYS)
+    bench.idle(lease)
+    bench.wait(280)
+    bench.obedient = False
+    say_need(bench, lease, expiring=True)
+    assert status(lease) is LeaseStatus.NOTICED
+    bench.renew(lease, active=False)
+    bench.obey()
+    bench.wait(100)
+    assert status(lease) is LeaseStatus.ACTIVE
+    assert lease.deadline_ns is not None
+    assert lease.deadline_ns > bench.now.ns
+
+
 def test_a_notice_that_is_longer_than_its_time_loses_nothing(bench: Bench) -> None:
     """Ben's spot lease had notice while it worked; it became idle, and is not renewed. Its own deadline comes first."""
     lease = bench.granted(tenant=BEN, tier=Tier.BATCH, ttl_s=20, renew=RenewMode.WHILE_BUSY)
