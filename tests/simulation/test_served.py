@@ -136,7 +136,7 @@ class World:
                 self.do(served.granted(self.now_s))
             case "refuse":
                 self.asks = False
-                self.do(served.refused("quota", self.now_s))
+                self.do(served.refused("quota", self.now_s, why=self.chance.choice((Why.REFUSED, Why.IMPOSSIBLE))))
             case "load":
                 self.do(served.loaded(self.now_s))
             case "mend":

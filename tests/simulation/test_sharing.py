@@ -1,5 +1,5 @@
-"""Groups, weights, floors, ceilings, reservations and budgets in the simulated world, beside programs that want more than
-their share: every rule holds while everything else goes wrong."""
+"""Groups, weights, floors, ceilings, reservations and budgets in the simulated world, beside programs that want more
+than their share: every rule holds while everything else goes wrong."""
 
 from __future__ import annotations
 

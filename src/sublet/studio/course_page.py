@@ -10,7 +10,7 @@ from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
 from sublet.studio.overview_page import cards, entitlement, many, reservation_row, section, share_of, wants
-from sublet.studio.page import Html, error_part, live_page, moment, tag
+from sublet.studio.page import Html, error_part, live_page, moment, tag, with_commands
 from sublet.studio.people import Person
 from sublet.studio.plan import CoursePlan, Queue
 from sublet.studio.views import about
@@ -72,8 +72,8 @@ def course_part(course: Course) -> str:
         *section("With a GPU", cards(("Member", "Has", "Since", "Left", "Now"), _cut(_held(course, held), len(held)))),
     ]
     if not course.members and not held and not queue:
-        command = tag("code", f"sublet person enrol FILE --group {course.group}")
-        parts.append(tag("p", "No members yet. The operator adds them with ", command, ".", class_="none"))
+        text = f"No members yet. The operator adds them with `sublet person enrol FILE --group {course.group}`."
+        parts.append(tag("p", *with_commands(text), class_="none"))
     elif not held and not queue:
         parts.append(tag("p", "No member of the course has a GPU or waits for one.", class_="none"))
     if others:
@@ -173,8 +173,8 @@ def _planned(course: Course) -> Iterable[Html]:
     if isinstance(plan, SubletError):
         yield error_part(plan)
     elif plan is None:
-        command = tag("code", f"sublet simulate … --save {course.group}")
-        yield tag("p", "Not planned yet. The operator does it with ", command, ".", class_="dim")
+        text = f"Not planned yet. The operator does it with `sublet simulate … --save {course.group}`."
+        yield tag("p", *with_commands(text), class_="dim")
     else:
         lines = [plan.now, *((plan.less,) if plan.less is not None else ())]
         heads = ("GPUs", "Start at once", "Median wait", "p95 of the wait", "Longest queue")

@@ -301,13 +301,13 @@ def error_part(error: SubletError) -> Html:
     return tag(
         "div",
         tag("strong", _sentence(error.message)),
-        tag("p", *_with_commands(error.do)),
+        tag("p", *with_commands(error.do)),
         class_="error",
         role="alert",
     )
 
 
-def _with_commands(text: str) -> list[str]:
+def with_commands(text: str) -> list[str]:
     """What stands in backticks is a command."""
     return [tag("code", piece) if number % 2 else piece for number, piece in enumerate(text.split("`"))]
 
@@ -460,7 +460,7 @@ def _connect_part(connect: ConnectView, form: str) -> Html:
         "details",
         tag("summary", "Connect a notebook or a shell; tokens"),
         *_exports(connect, "…"),
-        tag("p", *_with_commands(_who_connects(connect)), class_="dim"),
+        tag("p", *with_commands(_who_connects(connect)), class_="dim"),
         *((tag("div", tag("table", tag("thead", heads), body), class_="wide"),) if rows else ()),
         form_of(
             "/tokens",

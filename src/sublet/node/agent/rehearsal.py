@@ -511,6 +511,8 @@ def in_use(cards: Collection[str]) -> dict[str, int]:
 def await_gone(before: Mapping[str, int]) -> None:
     """Wait until the last processes that tried these cards out have left them, which they may do a moment after they
     have ended. A card that lets one process in would be found taken by the program that comes next."""
+    if not before:
+        return
     from sublet.node.agent.clean_card import AT_REST
 
     until_s = time.monotonic() + LINGERS_S
