@@ -148,7 +148,7 @@ class HolderProcess(AskingProcess):
             process=self.process,
         )
         if wants is None and world.sharing is not None:
-            one = world.sharing.bent(self.name, one, job)
+            one = world.sharing.altered(self.name, one, job)
         self.ask(self._many(one) if wants is None and world.scenario.many else one, self._acquired)
 
     def _many(self, one: cmd.Acquire) -> cmd.Acquire | cmd.AcquireMany:

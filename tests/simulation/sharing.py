@@ -121,8 +121,8 @@ class Sharing:
 
     # ---- the programs
 
-    def bent(self, name: str, one: cmd.Acquire, job: Job) -> cmd.Acquire:
-        """A request as the program that makes it would have it."""
+    def altered(self, name: str, one: cmd.Acquire, job: Job) -> cmd.Acquire:
+        """What a program of this kind asks for in place of an honest request."""
         kind, draw = self._kinds[name], random.Random(f"sharing/{self._world.scenario.seed}/{one.request_id}")
         if kind == "honest" or one.name is not None or one.resume is not None or self._is_over:
             return one

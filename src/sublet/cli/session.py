@@ -83,7 +83,7 @@ def start(
     since no lease was granted within the wait.
     """
     from sublet.studio import Terms
-    from sublet.studio.sessions import is_there
+    from sublet.studio.sessions import resting_message
 
     less = _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model)
     if gpu < MIB:
@@ -108,10 +108,10 @@ def start(
         try:
             _hold(fabric, sessions, made, waiting, as_json=as_json)
         except SubletError as error:
-            sessions.not_started(made, error)
+            sessions.note_first_refusal(made, error)
             raise
         except KeyboardInterrupt:  # the office was told that the request is withdrawn
-            sys.stderr.write(f"\n{visible(typeable(is_there(made)))}\n")
+            sys.stderr.write(f"\n{visible(typeable(resting_message(made)))}\n")
             raise
     return _print_result(
         fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json

@@ -173,7 +173,7 @@ class _Connection:
             with at_work():
                 answer = self._answer(call, message, fds)
                 flush_launches()
-            if Flag.MANY in message.flags:  # whatever came of the call: what was made of it goes first
+            if Flag.MANY in message.flags:  # its results so far are sent first, also where it failed
                 answer = answer._replace(before=self._calls.unsent_results(call))
         finally:
             close_all(fds)

@@ -191,7 +191,7 @@ def _offer_record(offer: Offer) -> Offered:
     )
 
 
-def _recorded(act: Callable[[], None]) -> None:
+def _try_to_record(act: Callable[[], None]) -> None:
     """Record something; if that fails, the bill by leases and the volume have it all the same."""
     with contextlib.suppress(SubletError):
         act()
@@ -305,12 +305,12 @@ class NotebookSession:
     def ran(self, **cell: Any) -> None:
         """Record what a cell consumed (``CellRecord``), beside the notebook: no cell is held up for it."""
         made = CellRecord(**cell)
-        start_thread("session_cell", lambda: _recorded(lambda: self._sessions.ran(self.session.id, made)))
+        start_thread("session_cell", lambda: _try_to_record(lambda: self._sessions.ran(self.session.id, made)))
 
     def saved(self, volume: str, number: int, wall_ns: int) -> None:
         """Record that this checkpoint was saved in the volume, beside the notebook."""
         where, at = CheckpointLocator(volume=volume, number=number), rfc3339(wall_ns)
-        start_thread("session_saved", lambda: _recorded(lambda: self._sessions.saved(self.session.id, at, where)))
+        start_thread("session_saved", lambda: _try_to_record(lambda: self._sessions.saved(self.session.id, at, where)))
 
     def moved(self, lease: Lease) -> None:
         """The kernel goes on under this lease."""

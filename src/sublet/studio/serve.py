@@ -281,7 +281,7 @@ class ServedProgram:
         """A request is activity: while the program works at one its lease is renewed."""
         if self._served.inside and self._now() - self._noted_s >= NOTE_S:
             self._noted_s = self._now()
-            _ = start_thread("served_note", self._note_used)
+            start_thread("served_note", self._note_used)
         is_busy = bool(self._served.inside) or self._served.state is ProgramState.LOADING
         if is_busy and self._busy is None and self._lease is not None:
             self._busy = contextlib.ExitStack()

@@ -225,7 +225,7 @@ class PersonSessions:
             try:
                 return self._ask(made, wait_s)
             except SubletError as error:
-                self._sessions.not_started(made, error)
+                self._sessions.note_first_refusal(made, error)
                 raise
             finally:
                 self._changed()

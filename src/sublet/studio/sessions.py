@@ -246,11 +246,11 @@ class Sessions(Generic[L]):
         self._append(ident, begun)
         return self._found[ident]
 
-    def not_started(self, session: Session, error: SubletError) -> None:
+    def note_first_refusal(self, session: Session, error: SubletError) -> None:
         """The first request of a session that was just started came to this error; where the session stays, the error
         says so."""
         if not self.end_refused(session, error) and not self._found[session.id].is_over:
-            error.do = f"{error.do} {is_there(session)}".lstrip()
+            error.do = f"{error.do} {resting_message(session)}".lstrip()
 
     def end_refused(self, session: Session, error: SubletError) -> bool:
         """End a session that was just started if what it asks for can never be granted; whether it is over so."""
@@ -804,7 +804,7 @@ def find_session(listed: Sequence[Session], text: str) -> Session:
     raise no_session(text)
 
 
-def is_there(session: Session) -> str:
+def resting_message(session: Session) -> str:
     """What is said of a new session that got no lease yet."""
     name = session.name
     return (

@@ -492,7 +492,7 @@ def _refused(world: World, error: SubletError) -> SubletError:
     world.office.answer = refuse
     with pytest.raises(SubletError):
         world.sessions.acquire(IDENT)
-    world.sessions.not_started(world.sessions.find(IDENT), error)
+    world.sessions.note_first_refusal(world.sessions.find(IDENT), error)
     return error
 
 
@@ -537,7 +537,7 @@ def test_a_start_that_was_refused_stays_where_another_program_came_to_it(world: 
     with pytest.raises(CapacityExceeded) as caught:
         world.sessions.acquire(IDENT)
     world.store.of_another(Asked(by=OTHER))
-    world.sessions.not_started(world.sessions.find(IDENT), caught.value)
+    world.sessions.note_first_refusal(world.sessions.find(IDENT), caught.value)
     assert world.state() is SessionState.WAITING
 
 

@@ -222,10 +222,8 @@ def own_limit(
 
 def is_groups_limit(state: State, lease: LeaseRecord) -> bool:
     """Whether, of what ``own_limit`` says of quotas and ceilings, it is its group's limit and not its tenant's own."""
-    return (
-        over_quota(lease.wants, state.quota_of(lease.tenant), held_beside(state, lease, state.held_by(lease.tenant)))
-        is None
-    )
+    held = held_beside(state, lease, state.held_by(lease.tenant))
+    return over_quota(lease.wants, state.quota_of(lease.tenant), held) is None
 
 
 def would_fit_without_own(state: State, lease: LeaseRecord) -> bool:

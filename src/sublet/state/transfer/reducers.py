@@ -253,7 +253,7 @@ class EncodingRules:
 
     @staticmethod
     def _random(value: random.Random) -> Any:
-        """The same of a generator of numbers of the program's own class."""
+        """pickle leaves the attributes of a program's own class of random generators behind, too."""
         state = value.getstate(), dict(vars(value))
         return random.Random.__new__, (type(value),), state, None, None, rebuild.set_random
 
