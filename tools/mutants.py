@@ -5,11 +5,13 @@
     python tools/mutants.py --files 'client/*'    only those of the sample in such files
     python tools/mutants.py --survivors           those that survived, once more
     python tools/mutants.py --reached-only        without the tests of the whole room; what survives stays open
+    python tools/mutants.py --unit-only           only the unit tests that reach it; what survives stays open
     python tools/mutants.py --report              what is known, without running anything
 
 Each mistake is tested against the tests that reach its statement, the most particular first, and if it survives those,
 against all tests of its room (``ROOMS``). Nothing in the checkout is touched: tests run on a copy, in namespaces of
-their own (processes, mounts, /tmp), since a mistake in what kills processes and removes folders must harm nobody.
+their own (processes, mounts, /tmp), since a mistake in what kills processes and removes folders must harm nobody. One
+process there collects the tests once, and forks for each mistake (`tools/forked_tests.py`).
 What is known is kept in tests/mutants/results.jsonl after each mistake, so a run goes on where the one before stopped;
 a result holds as long as the function that the mistake stands in is the same.
 """
@@ -25,18 +27,19 @@ import platform
 import queue
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -142,10 +145,14 @@ def price(test: str) -> int:
 FIRST_TESTS: Final = 40
 FIRST_S: Final = 8.0
 """The tests that a mistake meets first."""
-REACHED_S: Final = 90.0
+REACHED_S: Final = 30.0
 """Seconds of those that reach it: where thousands do, the most particular of them."""
 ALONE_S: Final = 60.0
 """What a single test may take; the slowest takes a third of it."""
+SLACK_S: Final = 20.0
+"""What tests may take beside ten times of what they took without a mistake."""
+START_S: Final = 60.0
+"""What a pytest of its own may take until its first test begins."""
 
 
 def tests_in(paths: Iterable[str]) -> list[str]:
@@ -195,16 +202,16 @@ mount -o remount,bind,ro "$PLACE/copy/.venv"
 case "$PREFIX" in
 "$ROOT"/*) ;;
 /tmp/*)
-    mkdir -p "$PLACE/tmp${PREFIX#/tmp}"
-    mount --rbind "$PREFIX" "$PLACE/tmp${PREFIX#/tmp}" ;;
+    mkdir -p "$PLACE/$TEMPORARY${PREFIX#/tmp}"
+    mount --rbind "$PREFIX" "$PLACE/$TEMPORARY${PREFIX#/tmp}" ;;
 esac
 case "$ROOT" in
 /tmp/*)
-    mkdir -p "$PLACE/tmp${ROOT#/tmp}"
-    mount --rbind "$PLACE/copy" "$PLACE/tmp${ROOT#/tmp}"
-    mount --rbind "$PLACE/tmp" /tmp ;;
+    mkdir -p "$PLACE/$TEMPORARY${ROOT#/tmp}"
+    mount --rbind "$PLACE/copy" "$PLACE/$TEMPORARY${ROOT#/tmp}"
+    mount --rbind "$PLACE/$TEMPORARY" /tmp ;;
 *)
-    mount --rbind "$PLACE/tmp" /tmp
+    mount --rbind "$PLACE/$TEMPORARY" /tmp
     mount --rbind "$PLACE/copy" "$ROOT" ;;
 esac
 mount -o remount,bind,ro / 2>/dev/null || true
@@ -253,36 +260,8 @@ class Place:
         os.utime(path, (self._versions, self._versions))
 
     def run(self, tests: Sequence[str], limit_s: float, *options: str) -> tuple[int | None, str]:
-        """Exit status and output; ``None`` where it did not end in time."""
-        shutil.rmtree(self.path / "tmp", ignore_errors=True)
-        (self.path / "tmp" / "home").mkdir(parents=True)
-        (self.path / "tmp").chmod(0o1777)
-        (self.path / "tmp" / "reached").write_bytes(b"")
-        (self.path / "tmp" / "reached").chmod(0o666)
-        (self.path / "tmp" / "arguments").write_text("\n".join(tests))
-        user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
-        walls = ["unshare", *user, "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
-        pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", *OPTIONS, *options, "@/tmp/arguments"]
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("SUBLET_", "PYTHON", "PYTEST_"))
-        }
-        environment |= {
-            "ROOT": str(ROOT),
-            "PREFIX": sys.prefix,
-            "PLACE": str(self.path),
-            "HOME": "/tmp/home",
-            "TMPDIR": "/tmp",
-        }
-        program = subprocess.Popen(
-            [*walls, "sh", "-c", INSIDE, "sh", *pytest],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd="/",
-        )
+        """Exit status and output of a pytest of its own; ``None`` where it did not end in time."""
+        program = self.start("tmp", tests, *options)
         try:
             said, _ = program.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -293,6 +272,120 @@ class Place:
             program.kill()
             raise
         return program.returncode, said
+
+    def start(
+        self, temporary: str, tests: Sequence[str], *options: str, line: socket.socket | None = None
+    ) -> subprocess.Popen[str]:
+        """``temporary``: the folder that is /tmp for it; ``line``: for the plugin `tools/forked_tests.py`."""
+        folder = self.path / temporary
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "home").mkdir(parents=True)
+        folder.chmod(0o1777)
+        for name in ("reached", "reach.jsonl"):
+            (folder / name).write_bytes(b"")
+            (folder / name).chmod(0o666)
+        (folder / "arguments").write_text("\n".join(tests))
+        user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
+        walls = ["unshare", *user, "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
+        pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", *OPTIONS, *options, "@/tmp/arguments"]
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("SUBLET_", "PYTHON", "PYTEST_"))
+        }
+        environment |= {
+            "ROOT": str(ROOT),
+            "PREFIX": sys.prefix,
+            "PLACE": str(self.path),
+            "TEMPORARY": temporary,
+            "HOME": "/tmp/home",
+            "TMPDIR": "/tmp",
+        }
+        if line is not None:
+            environment |= {"MUTANTS_LINE": str(line.fileno()), "MUTANTS_OUTSIDE": os.readlink("/proc/self/ns/pid")}
+        return subprocess.Popen(
+            [*walls, "sh", "-c", INSIDE, "sh", *pytest],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd="/",
+            pass_fds=() if line is None else (line.fileno(),),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    outcome: str
+    """passed, failed, time-out, or elsewhere: the mistake cannot be planted in what is loaded."""
+    by: str
+
+
+class LoadedTests:
+    """A process that has collected tests, and runs some of them in a fork of it for each mistake."""
+
+    def __init__(self, place: Place, files: Sequence[str], *options: str) -> None:
+        self.place = place
+        self.names: list[str] = []
+        self._files = files
+        self._options = options
+        self._start()
+
+    def _start(self) -> None:
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            plugin = ("-p", "tools.forked_tests", *self._options)
+            self._program = self.place.start("loaded", self._files, *plugin, line=theirs)
+        assert self._program.stdout is not None
+        self._said = ReadsAlong(self._program.stdout)
+        self._words = self._line.makefile("rw")
+        first = self._words.readline()
+        if not first:
+            raise RuntimeError(f"the tests cannot be collected:\n{self._said.text()}")
+        self.names = json.loads(first)["tests"]
+
+    def run(self, tests: Sequence[str], limit_s: float, mutant: Mutant | None, sound: str, *, stop: bool) -> Answer:
+        mistake = None
+        if mutant is not None:
+            mistake = {
+                "module": f"sublet.{mutant.file.removesuffix('.py').replace('/', '.')}",
+                "path": str(ROOT / "src/sublet" / mutant.file),
+                "sound": sound,
+                "mistaken": planted(sound, mutant),
+            }
+        order = {"tests": list(tests), "limit_s": limit_s, "mistake": mistake, "stop": stop}
+        try:
+            print(json.dumps(order), file=self._words, flush=True)
+            answer = self._words.readline()
+        except OSError:
+            answer = ""
+        if answer:
+            return Answer(**json.loads(answer))
+        self.end()  # the mistake ended what would have answered
+        self._start()
+        return Answer(outcome="elsewhere", by="")
+
+    def end(self) -> None:
+        self._program.kill()
+        self._program.wait()
+        self._line.close()
+
+
+class ReadsAlong(threading.Thread):
+    """Keeps the end of what a program says, so that it never waits for a reader."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(daemon=True)
+        self._stream = stream
+        self._lines: deque[str] = deque(maxlen=60)
+        self.start()
+
+    def run(self) -> None:
+        self._lines.extend(self._stream)
+
+    def text(self) -> str:
+        self.join()
+        return "".join(self._lines)
 
 
 OPTIONS: Final = (
@@ -373,10 +466,17 @@ class Reach:
             self.by_statement[statement] += [tests[number] for number in numbers if tests[number].passed]
 
     def of(self, mutant: Mutant) -> list[Test]:
-        if not mutant.reached_by:
-            return []
-        tests = self.by_statement.get(f"{mutant.file}:{mutant.reached_by}", [])
+        """Outside of functions, those that reach any function of the file."""
+        if mutant.reached_by:
+            tests = self.by_statement.get(f"{mutant.file}:{mutant.reached_by}", [])
+        else:
+            of_file = (some for key, some in self.by_statement.items() if key.startswith(f"{mutant.file}:"))
+            tests = list({test.name: test for some in of_file for test in some}.values())
         return sorted(tests, key=lambda test: test.order)
+
+
+def is_in(test: str, path: str) -> bool:
+    return test.startswith((f"{path}::", f"{path}/"))
 
 
 def text_hash(path: Path) -> str:
@@ -407,11 +507,13 @@ def record(tests: Sequence[str]) -> Reach:
         place.write(f"src/sublet/{name}", marked)
     place.write("src/_reached.py", REACHED.format(size=len(keys)))
     place.write("src/_reach_plugin.py", PLUGIN)
+    loaded = LoadedTests(place, todo, "-p", "_reach_plugin")
+    found = place.path / "loaded" / "reach.jsonl"
     for number, test in enumerate(todo, 1):
         say(f"recording what is reached, {number} of {len(todo)}: {test}")
-        place.run([test], 600, "-p", "_reach_plugin")
-        found = place.path / "tmp" / "reach.jsonl"
-        lines = [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
+        found.write_text("")
+        loaded.run([name for name in loaded.names if is_in(name, test)], 600, None, "", stop=False)
+        lines = [json.loads(line) for line in found.read_text().splitlines()]
         by_statement: dict[str, list[int]] = defaultdict(list)
         for at, (_, _, _, hits) in enumerate(lines):
             for hit in hits:
@@ -421,6 +523,7 @@ def record(tests: Sequence[str]) -> Reach:
         recorded_at(test).parent.mkdir(parents=True, exist_ok=True)
         recorded_at(test).write_text(json.dumps(known))
         reach.load(known)
+    loaded.end()
     return reach
 
 
@@ -442,10 +545,16 @@ class Judge:
     """Says of one mistake after the other what becomes of it, in a place of its own."""
 
     def __init__(
-        self, place: Place, reach: Reach, texts: dict[str, str], rooms: dict[str, tuple[str, ...]] | None
+        self,
+        place: Place,
+        files: Sequence[str],
+        reach: Reach,
+        texts: dict[str, str],
+        rooms: dict[str, tuple[str, ...]] | None,
     ) -> None:
-        """``rooms``: None to leave open what survives the tests that reach it."""
+        """``files``: of tests, loaded once. ``rooms``: None to leave open what survives the tests that reach it."""
         self.place = place
+        self.loaded = LoadedTests(place, files)
         self.reach = reach
         self.texts = texts
         self.rooms = rooms
@@ -479,37 +588,48 @@ class Judge:
                 first.append(test)
             elif seconds < REACHED_S or not first:
                 rest.append(test)
-        done: list[str] = []
+        done: set[str] = set()
         for some in (first, rest):
-            if some:
-                limit = 60 + 10 * sum(test.seconds for test in some)
-                done += [test.name for test in some]
-                if found := self._run(mutant, [test.name for test in some], (), limit):
-                    return found
+            names = by_files([test.name for test in some])
+            done.update(names)
+            limit_s = SLACK_S + 10 * sum(test.seconds for test in some)
+            if names and (found := self._run(mutant, names, limit_s)):
+                return found
         if self.rooms is None:
             return "open", ""
-        room = [path for path in self.rooms[mutant.file.partition("/")[0]] if (self.place.copy / path).exists()]
-        return self._run(mutant, room, done, 1200) or ("survived", "")
+        room = self.rooms[mutant.file.partition("/")[0]]
+        names = [name for name in self.loaded.names if name not in done and any(is_in(name, path) for path in room)]
+        return self._run(mutant, names, 1200) or ("survived", "")
 
-    def _run(self, mutant: Mutant, tests: list[str], without: Sequence[str], limit_s: float) -> tuple[str, str] | None:
+    def _run(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> tuple[str, str] | None:
+        while wanted := [test for test in tests if test not in self.doubtful]:
+            answer = self._ask(mutant, wanted, limit_s)
+            if answer.outcome == "passed":
+                return None
+            if answer.outcome == "time-out":
+                return "time-out", answer.by
+            if self._is_sure(mutant, answer.by):
+                return "caught", answer.by
+            self.doubtful.add(answer.by)
+        return None
+
+    def _ask(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> Answer:
+        """Where the mistake is outside of functions, or cannot be planted in what is loaded, of a pytest of its own."""
+        if mutant.reached_by:
+            answer = self.loaded.run(tests, limit_s, mutant, self.texts[mutant.file], stop=True)
+            if answer.outcome != "elsewhere":
+                return answer
         while True:
-            left_out = [f"--deselect={name}" for name in (*without, *self.doubtful)]
-            wanted = [test for test in tests if test not in self.doubtful]
-            if not wanted:
-                return None
-            status, said = self.place.run([*wanted, *left_out], limit_s, "-x")
+            status, said = self.place.run(tests, START_S + limit_s, "-x")
             if status is None:
-                return "time-out", "a time-out"
+                return Answer(outcome="time-out", by="a time-out")
             if status in (0, 5):
-                return None
-            if status == 4 and (files := sorted({name.partition("::")[0] for name in wanted})) != wanted:
+                return Answer(outcome="passed", by="")
+            if status == 4 and (files := sorted({name.partition("::")[0] for name in tests})) != tests:
                 tests = files  # a name is gone, or its file cannot be imported any more
                 continue
             failed = FAILED.search(said)
-            by = failed[1] if failed else last_line(said)
-            if self._is_sure(mutant, by):
-                return "caught", by
-            self.doubtful.add(by)
+            return Answer(outcome="failed", by=failed[1] if failed else last_line(said))
 
     def _is_sure(self, mutant: Mutant, by: str) -> bool:
         """Whether it passes without the mistake, and fails twice with it: clocks may fail a test as well."""
@@ -517,15 +637,18 @@ class Judge:
             return True  # pytest itself came to its end
         if by not in self.good:
             self.take_back(mutant)
-            status, _ = self.place.run([by], 300)
+            sound = self.loaded.run([by], ALONE_S, None, "", stop=True)
             self.put(mutant)
-            if status != 0:
+            if sound.outcome != "passed":
                 return False
             self.good.add(by)
-        if "::" not in by:
-            return True
-        status, _ = self.place.run([by], 300)
-        return status != 0
+        return "::" not in by or self._ask(mutant, [by], ALONE_S).outcome != "passed"
+
+
+def by_files(tests: Sequence[str]) -> list[str]:
+    """Tests of one file stand together, so that what is made once for their file is."""
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    return sorted(tests, key=lambda test: files.index(test.partition("::")[0]))
 
 
 def last_line(text: str) -> str:
@@ -646,16 +769,20 @@ def run(
     texts: dict[str, str],
     jobs: int,
     rooms: dict[str, tuple[str, ...]] | None,
+    unit_only: bool,
 ) -> None:
     todo: queue.SimpleQueue[tuple[str, Mutant]] = queue.SimpleQueue()
     for one in wanted:
         todo.put(one)
     paths = {path for room in {mutant.file.partition("/")[0] for _, mutant in wanted} for path in ROOMS[room]}
-    reach = record(tests_in(sorted(paths, key=lambda path: (price(path), path))))
+    files = sorted(dict.fromkeys(tests_in(paths)), key=lambda test: (price(test), test))
+    if unit_only:
+        files = [test for test in files if price(test) <= RUNGS.index("tests/transcripts")]
+    reach = record(files)
     lock, stop, times, began = threading.Lock(), threading.Event(), [], time.monotonic()
 
     def work(number: int) -> None:
-        judge = Judge(Place(f"place{number}"), reach, texts, rooms)
+        judge = Judge(Place(f"place{number}"), files, reach, texts, rooms)
         while not stop.is_set():
             try:
                 group, mutant = todo.get_nowait()
@@ -694,6 +821,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="places to test in at the same time (default: 1)")
     parser.add_argument("--survivors", action="store_true", help="test again what survived")
     parser.add_argument("--reached-only", action="store_true", help="leave open what survives the tests that reach it")
+    parser.add_argument("--unit-only", action="store_true", help="only the unit tests that reach it, which is quick")
     parser.add_argument("--report", action="store_true", help="what is known; test nothing")
     parser.add_argument("--results", type=Path, default=KNOWN / "results.jsonl", help="where results are kept")
     chosen = parser.parse_args(arguments)
@@ -719,12 +847,21 @@ def main(arguments: Sequence[str]) -> int:
             for group, mutant in mixed
             if fnmatch(mutant.file, chosen.files)
             and (
-                mutant.key in survived if chosen.survivors else not results.knows(mutant, open_too=chosen.reached_only)
+                mutant.key in survived
+                if chosen.survivors
+                else not results.knows(mutant, open_too=chosen.reached_only or chosen.unit_only)
             )
         ]
         say(f"seed {chosen.seed}: {len(mixed)} mistakes, {len(wanted)} to test")
         if wanted:
-            run(wanted, results, texts, chosen.jobs, None if chosen.reached_only else ROOMS)
+            run(
+                wanted,
+                results,
+                texts,
+                chosen.jobs,
+                None if chosen.reached_only or chosen.unit_only else ROOMS,
+                chosen.unit_only,
+            )
         results.about["complete"] = all(results.knows(mutant) for _, mutant in mixed)
         results.save()
     known = explanations(chosen.results.with_name("explanations.toml"))

@@ -8,6 +8,7 @@ while its file changes elsewhere.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -167,9 +168,14 @@ def planted(text: str, mutant: Mutant) -> str:
 def is_python(text: str, mutant: Mutant) -> bool:
     """Whether what is planted is Python, and another program than before."""
     try:
-        return ast.dump(ast.parse(planted(text, mutant))) != ast.dump(ast.parse(text))
+        return ast.dump(ast.parse(planted(text, mutant))) != _dumped(text)
     except SyntaxError:
         return False
+
+
+@functools.lru_cache(maxsize=8)
+def _dumped(text: str) -> str:
+    return ast.dump(ast.parse(text))
 
 
 # --------------------------------------------------------------------------------------------- what is looked through

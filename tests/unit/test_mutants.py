@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
+import types
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Final
 import pytest
 
 from tools import mutants
+from tools.forked_tests import code_with_mistake
 from tools.mutants import Reach, Results, explanations
 from tools.planting import OPERATORS, is_python, mutants_of, planted, probed
 
@@ -155,6 +158,53 @@ def test_a_mark_stands_before_each_statement_and_changes_nothing_else() -> None:
     assert set(reached_by.values()) <= set(keys)
 
 
+# ------------------------------------------------------------------------------ planted in a process that has loaded it
+
+SOUND: Final = """
+def outer(a):
+    def inner(b):
+        return a + b > 1
+    return [inner(c) for c in (0, 1)], (lambda d: d > 2)(a)
+
+class Kind:
+    def outer(self, a):
+        return a > 3
+"""
+
+
+def code_of(function: object) -> types.CodeType:
+    assert isinstance(function, types.FunctionType)
+    return function.__code__
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "changed"),
+    [
+        (("b > 1", "b >= 1"), {"outer", "outer.<locals>.inner"}),
+        (("d > 2", "d >= 2"), {"outer", "outer.<locals>.<lambda>"}),
+        (("a > 3", "a >= 3"), {"Kind", "Kind.outer"}),
+        (("(0, 1)", "(0, 2)"), {"outer"}),
+    ],
+)
+def test_each_function_with_the_mistake_is_paired_with_its_sound_twin(
+    mistaken: tuple[str, str], changed: set[str]
+) -> None:
+    pairs = code_with_mistake(SOUND, SOUND.replace(*mistaken), "a.py")
+    assert {old.co_qualname for old in pairs} == changed
+    assert all(old.co_qualname == new.co_qualname for old, new in pairs.items())
+
+
+def test_a_loaded_function_makes_the_mistake_and_its_other_functions_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "loaded.py"
+    path.write_text(SOUND)
+    loaded = runpy.run_path(str(path))
+    assert loaded["outer"](1) == ([False, True], False)
+    pairs = code_with_mistake(SOUND, SOUND.replace("b > 1", "b >= 1"), str(path))
+    loaded["outer"].__code__ = pairs[loaded["outer"].__code__]
+    assert loaded["outer"](1) == ([True, True], False)
+    assert code_of(vars(loaded["Kind"])["outer"]) not in pairs
+
+
 # ------------------------------------------------------------------------------------ a small project, and its tests
 
 MODULE: Final = "def is_over(now: int, end: int) -> bool:\n    return now >= end > 0\n"
@@ -199,7 +249,7 @@ def test_what_a_weak_test_lets_pass_is_found_and_a_strong_one_catches_it(
 def make_project(folder: Path, tests: str) -> None:
     for name in ("src/sublet/lease", "tests/unit/lease", "tools"):
         (folder / name).mkdir(parents=True)
-    for name in ("mutants.py", "planting.py"):
+    for name in ("forked_tests.py", "mutants.py", "planting.py"):
         shutil.copy(ROOT / "tools" / name, folder / "tools")
     (folder / "src/sublet/lease/over.py").write_text(MODULE)
     (folder / "src/sublet/__init__.py").touch()
@@ -274,3 +324,15 @@ def test_the_most_particular_test_comes_first() -> None:
     [mutant, *_] = mutants_of("a.py", "def f(a):\n    x(a > 1)\n")
     reach.by_statement[f"a.py:{mutant.reached_by}"] = reach.by_statement["a.py:f:x:1"]
     assert [test.name[-1] for test in reach.of(mutant)] == ["d", "c", "b"], "what failed without a mistake is left out"
+
+
+def test_a_mistake_outside_of_functions_meets_the_tests_that_reach_any_function_of_the_file() -> None:
+    reach = Reach()
+    tests = [["tests/unit/a.py::c", 0.1, True, 9], ["tests/unit/a.py::d", 0.1, True, 5]]
+    reach.load({"tests": tests, "reach": {"a.py:f:x:1": [0, 1], "a.py:f:y:1": [0], "b.py:f:x:1": [1]}})
+    [mutant] = mutants_of("a.py", "LIMIT = 1\n")
+    assert [test.name[-1] for test in reach.of(mutant)] == ["d", "c"]
+
+
+def test_tests_of_one_file_stand_together() -> None:
+    assert mutants.by_files(["a.py::b", "c.py::d", "a.py::e"]) == ["a.py::b", "a.py::e", "c.py::d"]
