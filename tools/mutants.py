@@ -4,8 +4,7 @@
     python tools/mutants.py --number 20           a smaller one, the first of the same order
     python tools/mutants.py --files 'client/*'    only those of the sample in such files
     python tools/mutants.py --survivors           those that survived, once more
-    python tools/mutants.py --reached-only        without the tests of the whole room; what survives stays open
-    python tools/mutants.py --unit-only           only the unit tests that reach it; what survives stays open
+    python tools/mutants.py --depth first         only the first tests that reach it: quick, and what survives is open
     python tools/mutants.py --report              what is known, without running anything
 
 Each mistake is tested against the tests that reach its statement, the most particular first, and if it survives those,
@@ -142,9 +141,17 @@ def price(test: str) -> int:
     return next((at for at, rung in enumerate(RUNGS) if test.startswith(rung)), len(RUNGS))
 
 
+DEPTHS: Final[dict[str, str]] = {
+    "first": "the most particular unit tests that reach it, for a few seconds",
+    "unit": "all unit tests that reach it",
+    "reached": "all tests that reach it",
+    "room": "all tests of its room",
+}
+"""How far a mistake is followed that no test has noticed. Up to the last it stays open."""
 FIRST_TESTS: Final = 40
 FIRST_S: Final = 8.0
-"""The tests that a mistake meets first."""
+CASES_FIRST: Final = 2
+"""The tests that a mistake meets first, and so many cases of each."""
 REACHED_S: Final = 30.0
 """Seconds of those that reach it: where thousands do, the most particular of them."""
 ALONE_S: Final = 60.0
@@ -448,6 +455,11 @@ class Test:
     """How many statements; a test of few is a particular one."""
 
     @property
+    def function(self) -> str:
+        """Without the case, where it has several."""
+        return self.name.partition("[")[0]
+
+    @property
     def order(self) -> tuple[int, int, float]:
         return price(self.name), self.reaches, self.seconds
 
@@ -472,7 +484,13 @@ class Reach:
         else:
             of_file = (some for key, some in self.by_statement.items() if key.startswith(f"{mutant.file}:"))
             tests = list({test.name: test for some in of_file for test in some}.values())
-        return sorted(tests, key=lambda test: test.order)
+        seen: Counter[str] = Counter()
+        early: list[Test] = []
+        late: list[Test] = []
+        for test in sorted(tests, key=lambda test: test.order):
+            seen[test.function] += 1
+            (early if seen[test.function] <= CASES_FIRST else late).append(test)
+        return early + late
 
 
 def is_in(test: str, path: str) -> bool:
@@ -539,6 +557,8 @@ class Outcome:
     reached: int
     """How many tests were known to reach it."""
     seconds: float
+    depth: str = "room"
+    """How far it was followed, of ``DEPTHS``."""
 
 
 class Judge:
@@ -550,14 +570,14 @@ class Judge:
         files: Sequence[str],
         reach: Reach,
         texts: dict[str, str],
-        rooms: dict[str, tuple[str, ...]] | None,
+        depth: str = "room",
     ) -> None:
-        """``files``: of tests, loaded once. ``rooms``: None to leave open what survives the tests that reach it."""
+        """``files``: of tests, loaded once."""
         self.place = place
         self.loaded = LoadedTests(place, files)
         self.reach = reach
         self.texts = texts
-        self.rooms = rooms
+        self.depth = depth
         self.doubtful: set[str] = set()
         """Tests that fail here without a mistake, or not each time: they catch nothing."""
         self.good = set(reach.passed)
@@ -570,7 +590,9 @@ class Judge:
             outcome, by = self._stages(mutant, tests)
         finally:
             self.take_back(mutant)
-        return Outcome(outcome=outcome, by=by, reached=len(tests), seconds=round(time.monotonic() - began, 1))
+        return Outcome(
+            outcome=outcome, by=by, reached=len(tests), seconds=round(time.monotonic() - began, 1), depth=self.depth
+        )
 
     def put(self, mutant: Mutant) -> None:
         self.place.write(f"src/sublet/{mutant.file}", planted(self.texts[mutant.file], mutant))
@@ -589,15 +611,15 @@ class Judge:
             elif seconds < REACHED_S or not first:
                 rest.append(test)
         done: set[str] = set()
-        for some in (first, rest):
+        for some in (first,) if self.depth == "first" else (first, rest):
             names = by_files([test.name for test in some])
             done.update(names)
             limit_s = SLACK_S + 10 * sum(test.seconds for test in some)
             if names and (found := self._run(mutant, names, limit_s)):
                 return found
-        if self.rooms is None:
+        if self.depth != "room":
             return "open", ""
-        room = self.rooms[mutant.file.partition("/")[0]]
+        room = ROOMS[mutant.file.partition("/")[0]]
         names = [name for name in self.loaded.names if name not in done and any(is_in(name, path) for path in room)]
         return self._run(mutant, names, 1200) or ("survived", "")
 
@@ -675,11 +697,13 @@ class Results:
             results.found = {(one := json.loads(line))["key"]: one for line in rest}
         return results
 
-    def knows(self, mutant: Mutant, *, open_too: bool = False) -> bool:
+    def knows(self, mutant: Mutant, depth: str = "room") -> bool:
+        """Whether nothing is left to do about it. What is open is known as far as it was followed."""
         one = self.found.get(mutant.key)
         if one is None or one["source"] != mutant.source_hash:
             return False
-        return open_too or one["outcome"] != "open"
+        depths = list(DEPTHS)
+        return one["outcome"] != "open" or depths.index(one.get("depth", "first")) >= depths.index(depth)
 
     def add(self, group: str, mutant: Mutant, outcome: Outcome) -> None:
         self.found[mutant.key] = {
@@ -698,6 +722,8 @@ class Results:
             "reached": outcome.reached,
             "seconds": outcome.seconds,
         }
+        if outcome.outcome == "open":
+            self.found[mutant.key]["depth"] = outcome.depth
 
     def save(self) -> None:
         ordered = sorted(self.found.values(), key=lambda one: (one["group"], one["file"], one["line"], one["key"]))
@@ -768,21 +794,20 @@ def run(
     results: Results,
     texts: dict[str, str],
     jobs: int,
-    rooms: dict[str, tuple[str, ...]] | None,
-    unit_only: bool,
+    depth: str,
 ) -> None:
     todo: queue.SimpleQueue[tuple[str, Mutant]] = queue.SimpleQueue()
     for one in wanted:
         todo.put(one)
     paths = {path for room in {mutant.file.partition("/")[0] for _, mutant in wanted} for path in ROOMS[room]}
     files = sorted(dict.fromkeys(tests_in(paths)), key=lambda test: (price(test), test))
-    if unit_only:
+    if depth in ("first", "unit"):
         files = [test for test in files if price(test) <= RUNGS.index("tests/transcripts")]
     reach = record(files)
     lock, stop, times, began = threading.Lock(), threading.Event(), [], time.monotonic()
 
     def work(number: int) -> None:
-        judge = Judge(Place(f"place{number}"), files, reach, texts, rooms)
+        judge = Judge(Place(f"place{number}"), files, reach, texts, depth)
         while not stop.is_set():
             try:
                 group, mutant = todo.get_nowait()
@@ -820,8 +845,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", default="*", help="only those in such files, for example 'client/*'")
     parser.add_argument("--jobs", type=int, default=1, help="places to test in at the same time (default: 1)")
     parser.add_argument("--survivors", action="store_true", help="test again what survived")
-    parser.add_argument("--reached-only", action="store_true", help="leave open what survives the tests that reach it")
-    parser.add_argument("--unit-only", action="store_true", help="only the unit tests that reach it, which is quick")
+    parser.add_argument("--depth", choices=DEPTHS, default="room", help="tests to meet (default: all of its room)")
     parser.add_argument("--report", action="store_true", help="what is known; test nothing")
     parser.add_argument("--results", type=Path, default=KNOWN / "results.jsonl", help="where results are kept")
     chosen = parser.parse_args(arguments)
@@ -846,22 +870,11 @@ def main(arguments: Sequence[str]) -> int:
             (group, mutant)
             for group, mutant in mixed
             if fnmatch(mutant.file, chosen.files)
-            and (
-                mutant.key in survived
-                if chosen.survivors
-                else not results.knows(mutant, open_too=chosen.reached_only or chosen.unit_only)
-            )
+            and (mutant.key in survived if chosen.survivors else not results.knows(mutant, chosen.depth))
         ]
         say(f"seed {chosen.seed}: {len(mixed)} mistakes, {len(wanted)} to test")
         if wanted:
-            run(
-                wanted,
-                results,
-                texts,
-                chosen.jobs,
-                None if chosen.reached_only or chosen.unit_only else ROOMS,
-                chosen.unit_only,
-            )
+            run(wanted, results, texts, chosen.jobs, chosen.depth)
         results.about["complete"] = all(results.knows(mutant) for _, mutant in mixed)
         results.save()
     known = explanations(chosen.results.with_name("explanations.toml"))

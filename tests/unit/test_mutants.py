@@ -135,6 +135,15 @@ def test_a_result_does_not_count_when_its_function_has_changed(tmp_path: Path) -
     assert not Results.load(results.path).knows(changed)
 
 
+def test_what_is_open_is_known_as_far_as_it_was_followed(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    [one, *_] = mutants_of("a.py", "def f(a):\n    return a > 1\n")
+    results.add("cores", one, mutants.Outcome(outcome="open", by="", reached=1, seconds=1.0, depth="unit"))
+    results.save()
+    known = [depth for depth in mutants.DEPTHS if Results.load(results.path).knows(one, depth)]
+    assert known == ["first", "unit"]
+
+
 def test_all_that_is_planted_in_sublet_is_another_program_and_has_a_name_of_its_own() -> None:
     for name in ("lease/renewal.py", "client/renewal_thread.py", "node/supervisor/recovery.py"):
         source = (ROOT / "src/sublet" / name).read_text()
@@ -336,3 +345,12 @@ def test_a_mistake_outside_of_functions_meets_the_tests_that_reach_any_function_
 
 def test_tests_of_one_file_stand_together() -> None:
     assert mutants.by_files(["a.py::b", "c.py::d", "a.py::e"]) == ["a.py::b", "a.py::e", "c.py::d"]
+
+
+def test_few_cases_of_a_test_come_before_the_other_tests() -> None:
+    """Forty cases of one test say little more than two of them."""
+    reach = Reach()
+    tests = [[f"tests/unit/a.py::c[{case}]", 0.1, True, 3] for case in "xyz"] + [["tests/unit/a.py::d", 0.1, True, 9]]
+    [mutant, *_] = mutants_of("a.py", "def f(a):\n    x(a > 1)\n")
+    reach.load({"tests": tests, "reach": {f"a.py:{mutant.reached_by}": [0, 1, 2, 3]}})
+    assert [test.name.partition("::")[2] for test in reach.of(mutant)] == ["c[x]", "c[y]", "d", "c[z]"]

@@ -534,6 +534,18 @@ def test_what_was_given_up_before_anything_was_sent_is_forgotten_at_once(desk: D
     assert (owed.done, desk.script.asked) == (True, [])
 
 
+def test_the_leases_of_a_request_for_many_are_given_back_once_its_caller_has_given_up(desk: Desk) -> None:
+    """Before that they are about to be handed over: nothing but the caller may release them."""
+    whole, member = Owed(RequestId("r-1")), Owed(RequestId("r-2"))
+    member.lease, whole.members = LeaseId("l-1"), (member,)
+    desk.book.owed.add(whole)
+    assert desk.book.due_releases() == []
+    assert desk.book.owed == {whole}
+    whole.left = True
+    assert desk.book.due_releases() == [member]
+    assert desk.book.owed == {member}
+
+
 def test_what_is_said_of_a_budget_reaches_the_program(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """As a line of the logger; no lease is concerned by it, and nothing is read again."""
     with caplog.at_level(logging.WARNING, "sublet.client"):

@@ -44,9 +44,10 @@ async def served() -> AsyncIterator[tuple[HeldLoop, Pipe]]:
 
 
 async def awake(held: HeldLoop, seconds: float) -> None:
-    """So much time, in which the office runs."""
-    for _ in range(2 * LOOKS):
-        await held.passes(seconds / (2 * LOOKS) * 1.001)
+    """So much time, in which the office runs: in steps so small that no timer takes it for asleep."""
+    step_s = min(HEAD_S, BODY_S) / (2 * LOOKS)
+    for _ in range(round(seconds / step_s)):
+        await held.passes(step_s * 1.001)
 
 
 async def asked(pipe: Pipe, request: bytes) -> int:
