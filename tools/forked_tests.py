@@ -98,6 +98,8 @@ class ForkedTests:
             try:
                 if not self._plant(order["mistake"]):
                     os._exit(2)
+                for item in session.items:
+                    item.add_marker(pytest.mark.timeout(order["alone_s"]), append=False)
                 session.config.pluginmanager.register(Failures(told, stop=order["stop"]))
                 run_all(session)
                 os._exit(0)

@@ -157,7 +157,7 @@ REACHED_S: Final = 30.0
 ALONE_S: Final = 60.0
 """What a single test may take; the slowest takes a third of it."""
 SLACK_S: Final = 20.0
-"""What tests may take beside ten times of what they took without a mistake."""
+TIMES: Final = 10
 START_S: Final = 60.0
 """What a pytest of its own may take until its first test begins."""
 
@@ -322,6 +322,26 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What tests may take, all together and each: ten times of what they took without a mistake, and a little more."""
+
+    all_s: float
+    alone_s: float
+
+    @classmethod
+    def of(cls, tests: Sequence[Test]) -> Limit:
+        times = [test.seconds for test in tests]
+        return cls(
+            all_s=SLACK_S + TIMES * sum(times), alone_s=min(ALONE_S, SLACK_S / 2 + TIMES * max(times, default=0))
+        )
+
+
+WHOLE_ROOM: Final = Limit(all_s=1200, alone_s=ALONE_S)
+ONE_TEST: Final = Limit(all_s=ALONE_S + SLACK_S, alone_s=ALONE_S)
+ONE_FILE: Final = Limit(all_s=600, alone_s=ALONE_S)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     outcome: str
     """passed, failed, time-out, or elsewhere: the mistake cannot be planted in what is loaded."""
@@ -351,7 +371,9 @@ class LoadedTests:
             raise RuntimeError(f"the tests cannot be collected:\n{self._said.text()}")
         self.names = json.loads(first)["tests"]
 
-    def run(self, tests: Sequence[str], limit_s: float, mutant: Mutant | None, sound: str, *, stop: bool) -> Answer:
+    def run(
+        self, tests: Sequence[str], limit: Limit, mutant: Mutant | None = None, sound: str = "", *, stop: bool = True
+    ) -> Answer:
         mistake = None
         if mutant is not None:
             mistake = {
@@ -360,7 +382,13 @@ class LoadedTests:
                 "sound": sound,
                 "mistaken": planted(sound, mutant),
             }
-        order = {"tests": list(tests), "limit_s": limit_s, "mistake": mistake, "stop": stop}
+        order = {
+            "tests": list(tests),
+            "limit_s": limit.all_s,
+            "alone_s": limit.alone_s,
+            "mistake": mistake,
+            "stop": stop,
+        }
         try:
             print(json.dumps(order), file=self._words, flush=True)
             answer = self._words.readline()
@@ -530,7 +558,7 @@ def record(tests: Sequence[str]) -> Reach:
     for number, test in enumerate(todo, 1):
         say(f"recording what is reached, {number} of {len(todo)}: {test}")
         found.write_text("")
-        loaded.run([name for name in loaded.names if is_in(name, test)], 600, None, "", stop=False)
+        loaded.run([name for name in loaded.names if is_in(name, test)], ONE_FILE, stop=False)
         lines = [json.loads(line) for line in found.read_text().splitlines()]
         by_statement: dict[str, list[int]] = defaultdict(list)
         for at, (_, _, _, hits) in enumerate(lines):
@@ -614,35 +642,34 @@ class Judge:
         for some in (first,) if self.depth == "first" else (first, rest):
             names = by_files([test.name for test in some])
             done.update(names)
-            limit_s = SLACK_S + 10 * sum(test.seconds for test in some)
-            if names and (found := self._run(mutant, names, limit_s)):
+            if names and (found := self._run(mutant, names, Limit.of(some))):
                 return found
         if self.depth != "room":
             return "open", ""
         room = ROOMS[mutant.file.partition("/")[0]]
         names = [name for name in self.loaded.names if name not in done and any(is_in(name, path) for path in room)]
-        return self._run(mutant, names, 1200) or ("survived", "")
+        return self._run(mutant, names, WHOLE_ROOM) or ("survived", "")
 
-    def _run(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> tuple[str, str] | None:
+    def _run(self, mutant: Mutant, tests: Sequence[str], limit: Limit) -> tuple[str, str] | None:
         while wanted := [test for test in tests if test not in self.doubtful]:
-            answer = self._ask(mutant, wanted, limit_s)
+            answer = self._ask(mutant, wanted, limit)
             if answer.outcome == "passed":
                 return None
             if answer.outcome == "time-out":
                 return "time-out", answer.by
-            if self._is_sure(mutant, answer.by):
+            if self._is_sure(mutant, answer.by, limit):
                 return "caught", answer.by
             self.doubtful.add(answer.by)
         return None
 
-    def _ask(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> Answer:
+    def _ask(self, mutant: Mutant, tests: Sequence[str], limit: Limit) -> Answer:
         """Where the mistake is outside of functions, or cannot be planted in what is loaded, of a pytest of its own."""
         if mutant.reached_by:
-            answer = self.loaded.run(tests, limit_s, mutant, self.texts[mutant.file], stop=True)
+            answer = self.loaded.run(tests, limit, mutant, self.texts[mutant.file])
             if answer.outcome != "elsewhere":
                 return answer
         while True:
-            status, said = self.place.run(tests, START_S + limit_s, "-x")
+            status, said = self.place.run(tests, START_S + limit.all_s, "-x")
             if status is None:
                 return Answer(outcome="time-out", by="a time-out")
             if status in (0, 5):
@@ -653,18 +680,18 @@ class Judge:
             failed = FAILED.search(said)
             return Answer(outcome="failed", by=failed[1] if failed else last_line(said))
 
-    def _is_sure(self, mutant: Mutant, by: str) -> bool:
+    def _is_sure(self, mutant: Mutant, by: str, limit: Limit) -> bool:
         """Whether it passes without the mistake, and fails twice with it: clocks may fail a test as well."""
         if not by.startswith("tests/"):
             return True  # pytest itself came to its end
         if by not in self.good:
             self.take_back(mutant)
-            sound = self.loaded.run([by], ALONE_S, None, "", stop=True)
+            sound = self.loaded.run([by], ONE_TEST)
             self.put(mutant)
             if sound.outcome != "passed":
                 return False
             self.good.add(by)
-        return "::" not in by or self._ask(mutant, [by], ALONE_S).outcome != "passed"
+        return "::" not in by or self._ask(mutant, [by], limit).outcome != "passed"
 
 
 def by_files(tests: Sequence[str]) -> list[str]:
