@@ -125,9 +125,12 @@ FIRST: Final = (
 
 @pytest.hookimpl(tryfirst=True)  # before files with something of their own get groups of their own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever uses the office runs in one process of two: it is started once in each."""
+    """Whoever uses the office runs in one process of two: it is started once in each. Tests of other folders have
+    a ``place`` of another kind."""
+    folder = Path(__file__).parent
     for item in items:
-        if "place" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
+        uses_it = item.path.parent == folder and "place" in getattr(item, "fixturenames", ())
+        if uses_it and item.get_closest_marker("xdist_group") is None:
             number = 1 + (item.path.name >= SECOND)
             item.add_marker(pytest.mark.xdist_group(f"security_office_{number}"))
-    begin_first(items, Path(__file__).parent, FIRST)
+    begin_first(items, folder, FIRST)

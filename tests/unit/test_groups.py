@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.security import conftest as security
 from tests.unit.small_suite import run_small
 
 WHERE = """
@@ -31,3 +34,15 @@ def test_tests_that_share_something_run_in_one_process(tmp_path: Path) -> None:
     assert len(said) == 49
     for word in ("set up", "file", "a", "b"):
         assert len({line for line in said if line.startswith(f"{word} ")}) == 1, said
+
+
+@pytest.mark.parametrize(("folder", "grouped"), [("security", True), ("crash", False)])
+def test_only_the_security_tests_are_grouped_by_their_office(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: str, grouped: bool
+) -> None:
+    """A ``place`` of another folder's tests is another thing; one process for all of them would be the last."""
+    test = pytest.Function.from_parent(request.node.parent, name="test_it", callobj=lambda: None)
+    monkeypatch.setattr(test, "path", Path(security.__file__).parents[1] / folder / "test_it.py")
+    monkeypatch.setattr(test, "fixturenames", ["place"])
+    security.pytest_collection_modifyitems([test])
+    assert (test.get_closest_marker("xdist_group") is not None) == grouped
