@@ -128,6 +128,16 @@ STARTED_IN: Final = os.getcwd()
 
 LEFT_OPEN: Final = "sublet-left-open"
 
+IMPORTED_MUCH: Final = 100
+"""Modules that a test has imported, after which all that is there is left out when garbage is looked for: PyTorch alone
+is half a million objects that stay, and each test that looks for all garbage would walk through them."""
+
+
+def freeze() -> None:
+    """Look for all garbage once, and from now on only among what is made later."""
+    gc.collect()
+    gc.freeze()
+
 
 class LeavesNothing:
     """What a test leaves behind is found at its own end, not by the next test that happens to run in the process."""
@@ -136,6 +146,10 @@ class LeavesNothing:
         self._loops = NotesLoops()
         asyncio.set_event_loop_policy(self._loops)  # type: ignore[deprecated]
         self._dropped_by: list[str] = []
+        self._modules = len(sys.modules)
+
+    def pytest_collection_finish(self) -> None:
+        self._modules = len(sys.modules)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -143,6 +157,9 @@ class LeavesNothing:
         gc.collect(1)
         if self._loops.count_dropped():
             item.user_properties.append((LEFT_OPEN, "an event loop"))
+        if len(sys.modules) >= self._modules + IMPORTED_MUCH:
+            self._modules = len(sys.modules)
+            freeze()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown" and any(key == LEFT_OPEN for key, _ in report.user_properties):
@@ -414,8 +431,7 @@ that is a walk through half a million objects that stay. A test that wants garba
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     """pytest looks for garbage five times more. What tests imported is none, and is walked through once."""
-    gc.collect()
-    gc.freeze()
+    freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

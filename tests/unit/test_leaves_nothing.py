@@ -41,3 +41,18 @@ def test_an_event_loop_that_a_fixture_of_the_file_closes_is_left_alone(tmp_path:
     result = run_small(tmp_path, KEEPS, "-W", "error")
     assert result.returncode == 0, result.stdout
     assert "left open" not in result.stdout
+
+
+IMPORTS = """
+import gc, sys, types
+def test_imports_little(): sys.modules["one"] = types.ModuleType("one")
+def test_finds_as_much_to_look_at(): BEFORE.append(gc.get_freeze_count())
+def test_imports_much(): sys.modules.update((f"made_{n}", types.ModuleType(f"made_{n}")) for n in range(100))
+def test_finds_it_left_out(): assert gc.get_freeze_count() > BEFORE[0] + 100
+BEFORE = []
+"""
+
+
+def test_what_a_test_imports_is_not_walked_through_by_later_ones(tmp_path: Path) -> None:
+    result = run_small(tmp_path, IMPORTS, "-W", "error")
+    assert result.returncode == 0, result.stdout
