@@ -14,7 +14,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import preemption
 from sublet.office.ledger.answers import Outcome, Place
 from sublet.office.ledger.placement import FreeRooms
-from sublet.office.ledger.preemption import Takeable
+from sublet.office.ledger.preemption import TakeableBy
 from sublet.office.ledger.records import Quota
 from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
@@ -110,7 +110,7 @@ def test_a_walk_that_ends_early_decides_as_one_to_the_end(name: str, monkeypatch
     fast.run()
     monkeypatch.setattr(Schedule, "_is_over", lambda *_, **__: False)
     monkeypatch.setattr("sublet.office.ledger.scheduler._alike", lambda *_: None)
-    monkeypatch.setattr(preemption, "takeable", lambda *_: Takeable(None, are_at_rest=False))
+    monkeypatch.setattr(preemption, "takeable", lambda *_: TakeableBy())
     monkeypatch.setattr(State, "shares_at_rest", lambda *_: Forgetful())
     monkeypatch.setattr(FreeRooms, "have_room_for", lambda *_: True)
     slow = WORKLOADS[name]()
@@ -132,6 +132,6 @@ def test_requests_look_for_victims_among_those_that_can_be_taken(monkeypatch: py
     result = WORKLOADS["a lab on one device"]().run()
     assert result.wait_s(0.95) > 60, "it is crowded"
     few, looks = looks, 0
-    monkeypatch.setattr(preemption, "takeable", lambda *_: Takeable(None, are_at_rest=False))
+    monkeypatch.setattr(preemption, "takeable", lambda *_: TakeableBy())
     WORKLOADS["a lab on one device"]().run()
     assert 2 * few < looks

@@ -63,6 +63,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from sublet.lazy_dataclass import dataclass
@@ -73,7 +74,7 @@ from sublet.office.ledger.groups import Floors, gpu_millis
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.queue_order import has_smaller_share, kinds_of, share_crosses_ns, yields_after_maximum
-from sublet.office.ledger.records import LeaseRecord
+from sublet.office.ledger.records import LeaseRecord, Want
 from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
 from sublet.values import Kind, LeaseId, NodeId, ResourceId, Tier
@@ -207,14 +208,14 @@ def kept_in_pause_until_ns(
 
 
 class Takeable(NamedTuple):
-    """The leases that could be victims of any request at all, at one moment."""
+    """The leases that could be victims of any request at one moment: of newcomers, or of those for further turns."""
 
     leases: frozenset[LeaseId] | None
     """None: all may be. Floors and reservations let requests take what no other request may."""
     are_at_rest: bool
     """All of them are idle, so that whose request it is makes no difference, but for further turns."""
-    nodes: frozenset[NodeId] = frozenset()
-    """Where they are."""
+    devices: Mapping[NodeId, Mapping[Kind, int]] = MappingProxyType({})
+    """Of each node they are on, how many devices of each kind have anything that is theirs, or free, or leaving."""
 
     @property
     def are_some(self) -> bool:
@@ -222,26 +223,51 @@ class Takeable(NamedTuple):
 
     def are_on(self, node: NodeId) -> bool:
         """Whether any of them is on this node."""
-        return self.leases is None or node in self.nodes
+        return self.leases is None or node in self.devices
+
+    def may_suffice(self, wants: Sequence[Want]) -> bool:
+        """Whether any node has enough devices for the wants once all of them are gone."""
+        return self.leases is None or any(
+            all(count.get(want.kind, 0) >= want.count for want in wants) for count in self.devices.values()
+        )
 
 
 ALL: Final = Takeable(None, are_at_rest=False)
 """Any lease could be a victim."""
 
 
-def takeable(state: State, now_ns: int, policy: Policy) -> Takeable:
+class TakeableBy(NamedTuple):
+    """The same by who requests. A newcomer may take all that a request for a further turn may, and more."""
+
+    newcomers: Takeable = ALL
+    further_turns: Takeable = ALL
+
+    def request(self, request: LeaseRecord, policy: Policy) -> Takeable:
+        """Of this request."""
+        return self.further_turns if is_further_turn(request, policy) else self.newcomers
+
+
+def takeable(state: State, now_ns: int, policy: Policy) -> TakeableBy:
     """Found once for all requests that look for victims at this moment: most leases cannot be taken for any of them."""
     if state.reserved_by or state.has_floors:
-        return ALL
-    found = [
-        lease
-        for leases in state.on_node.values()
-        for lease in map(state.leases.__getitem__, leases)
-        if _may_be_taken(lease, state, now_ns, policy)
-    ]
-    are_at_rest = all(is_at_rest(lease, state, now_ns, policy) for lease in found)
-    nodes = frozenset(lease.node for lease in found if lease.node is not None)
-    return Takeable(frozenset(lease.id for lease in found), are_at_rest, nodes)
+        return TakeableBy()
+    leases = [state.leases[lease] for on_node in state.on_node.values() for lease in on_node]
+    found = [lease for lease in leases if _may_be_taken(lease, state, now_ns, policy)]
+    by_further_turns = [lease for lease in found if not _is_for_newcomers(lease, state, now_ns, policy)]
+    return TakeableBy(
+        _takeable_among(found, state, now_ns, policy), _takeable_among(by_further_turns, state, now_ns, policy)
+    )
+
+
+def _takeable_among(leases: Sequence[LeaseRecord], state: State, now_ns: int, policy: Policy) -> Takeable:
+    theirs = {part.resource for lease in leases for part in lease.parts}
+    devices: dict[NodeId, dict[Kind, int]] = {lease.node: {} for lease in leases if lease.node is not None}
+    for node, count in devices.items():
+        for room in state.rooms_by_node.get(node, ()):
+            if room.free > 0 or room.leaving or room.resource in theirs:
+                count[room.kind] = count.get(room.kind, 0) + 1
+    are_at_rest = all(is_at_rest(lease, state, now_ns, policy) for lease in leases)
+    return Takeable(frozenset(lease.id for lease in leases), are_at_rest, devices)
 
 
 def takeable_at_once(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
@@ -252,12 +278,17 @@ def takeable_at_once(lease: LeaseRecord, state: State, now_ns: int, policy: Poli
 def _may_be_taken(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
     if lease.status is not LeaseStatus.ACTIVE or lease.claimed_at_ns is None:
         return False
+    if is_further_turn(lease, policy) and now_ns - held_since_ns(lease) >= least_turn_ns(lease, policy):
+        return True
+    return not _is_for_newcomers(lease, state, now_ns, policy)
+
+
+def _is_for_newcomers(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether nothing but a further turn makes it one that may be taken."""
     ran_ns = now_ns - held_since_ns(lease)
     if lease.tier is Tier.SPOT or ran_ns >= policy.max_hold_ns or is_at_rest(lease, state, now_ns, policy):
-        return True
-    if is_further_turn(lease, policy) and ran_ns >= least_turn_ns(lease, policy):
-        return True
-    return lease.tier is Tier.BATCH and ran_ns >= policy.min_run_batch_ns
+        return False
+    return lease.tier is not Tier.BATCH or ran_ns < policy.min_run_batch_ns
 
 
 def must_yield_turn(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:

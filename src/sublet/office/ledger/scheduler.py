@@ -141,6 +141,8 @@ class Schedule:
         if state.queued_count:
             wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
             wake_ns = _sooner(wake_ns, self._look_again_ns)
+            while self._yields and not _is_idle(state, self._yields[0][1]):
+                heappop(self._yields)
             if self._yields:
                 wake_ns = _sooner(wake_ns, max(self._yields[0][0], self._planned_at_ns + PLAN_AGAIN_NS))
         if state.ended:
@@ -333,12 +335,14 @@ class Schedule:
         else:
             self._guarded, self._look_at_ns = {}, None
         if (due or yields) and state.queued_count:
-            start, takeable = self._next_turn(state), preemption.takeable(state, now_ns, self.policy)
-            if takeable.are_some:
+            start, takeable_by = self._next_turn(state), preemption.takeable(state, now_ns, self.policy)
+            if self._may_make_room(state, takeable_by):
                 in_vain: set[tuple[object, ...]] = set()
                 for lease in self._to_plan_for(state, now_ns, start):
-                    self._make_room(step, lease, takeable, in_vain)
-                    self._note_pauses(state, lease, takeable, now_ns)
+                    takeable = takeable_by.request(lease, self.policy)
+                    if is_particular(lease) or takeable.may_suffice(lease.wants):
+                        self._make_room(step, lease, takeable, in_vain)
+                        self._note_pauses(state, lease, takeable, now_ns)
             self._planned_at_ns = now_ns
         if due:
             self._looked_at_ns = now_ns
@@ -348,6 +352,15 @@ class Schedule:
         if self._guards_nobody(state):  # what was kept for it is open to the others
             self._schedule_pass(state, now_ns + 1)
         self._settled_at_version = state.capacity_version
+
+    def _may_make_room(self, state: State, takeable_by: preemption.TakeableBy) -> bool:
+        """Whether there could be victims for any request that waits. Few of many differ in what they want, and often
+        that is a whole machine, where what may be taken is a device here and there."""
+        takeable = takeable_by.newcomers
+        if not takeable.are_some:
+            return False
+        # what is replaced, and a volume, are parts that count as free to one request alone
+        return state.waiting_particular > 0 or any(map(takeable.may_suffice, state.waiting_wants))
 
     def _is_by_shares(self, state: State) -> bool:
         """Whether something comes of it when shares change with time: see ``_look_again_ns``."""
@@ -383,11 +396,13 @@ class Schedule:
             return False
         if state.queued_count and now_ns < self._planned_at_ns + PLAN_AGAIN_NS:
             return False
+        are_some = False
         while self._yields and self._yields[0][0] <= now_ns:
             lease = state.leases.get(heappop(self._yields)[1])
             if lease is not None and preemption.is_at_rest(lease, state, now_ns, self.policy):
                 parking.give_way_early(step, lease)
-        return state.queued_count > 0
+                are_some = True
+        return are_some and state.queued_count > 0
 
     def make_room_if_next(self, step: Step, lease: LeaseRecord) -> None:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look, but for
@@ -395,8 +410,8 @@ class Schedule:
         state = step.state
         if self._is_by_shares(state):  # when they are next compared is said by the look
             self._schedule_pass(state, step.now.ns + 1)
-        takeable = preemption.takeable(state, step.now.ns, self.policy)
-        if not takeable.are_some:
+        takeable = preemption.takeable(state, step.now.ns, self.policy).request(lease, self.policy)
+        if not takeable.are_some or not (is_particular(lease) or takeable.may_suffice(lease.wants)):
             return
         is_next = self._is_next(state, lease, step.now.ns)
         has_reserved = Kind.GPU in kinds_of(lease) and any(
@@ -450,8 +465,10 @@ class Schedule:
         alike = _alike(state, lease, kept_from, policy) if takeable.are_at_rest else None
         if alike is not None and preemption.lets_pauses_pass(lease, step.now.ns, policy):
             alike = None  # whose request it is makes a difference
-        if alike is not None and alike in in_vain:
-            return
+        if alike is not None:
+            alike = (*alike, preemption.is_further_turn(lease, policy))
+            if alike in in_vain:
+                return
         rooms = self._open_to(lease, promised_parts.rooms_for(state, lease), kept_from)
         if only_reserved:
             rooms = {
@@ -760,6 +777,11 @@ def _alike(state: State, lease: LeaseRecord, kept_from: frozenset[_Guard], polic
         return None
     mixes = policy.share_across_tenants or all(want.exclusivity is not Exclusivity.SHARED for want in lease.wants)
     return lease.wants, lease.tier, kept_from, None if mixes else lease.tenant
+
+
+def _is_idle(state: State, lease_id: LeaseId) -> bool:
+    lease = state.leases.get(lease_id)
+    return lease is not None and lease.idle_since_ns is not None and lease.status in LIVE_STATES
 
 
 def _has_come(moments: tuple[int | None, int | None], now: Now) -> bool:
