@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import resource
@@ -338,19 +339,31 @@ class _Servers(NamedTuple):
 
 _SUPERVISORS: Final = (
     "import sys; sys.path[:0] = sys.argv[1:3]; from tests import forked; del sys.path[1]; "
-    "forked.serve_supervisors(int(sys.argv[3]), int(sys.argv[4]))"
+    "forked.serve_supervisors(int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])"
 )
 
 
 _Variables = frozenset[tuple[str, str]]
-_others: Final[set[_Variables]] = set()
 
 
-def fork_where(**variables: str) -> None:
+class _Loaded(NamedTuple):
+    """Modules that processes forked where these variables are find loaded, beside what they load in any case."""
+
+    commands: Sequence[str] = ()
+    jobs: Sequence[str] = ()
+    """Those that supervisors fork, to whom these belong as they do to the jobs."""
+
+
+_NOTHING: Final = _Loaded()
+_others: Final[dict[_Variables, _Loaded]] = {}
+
+
+def fork_where(*, commands_load: Sequence[str] = (), jobs_load: Sequence[str] = (), **variables: str) -> None:
     """From now on this process also forks what is started with these variables, which the loader or a library that it
     loads reads at a start, from processes of their own. What they name is there when the first of them is forked, and
-    may be another thing each time."""
-    _others.add(frozenset(variables.items()))
+    may be another thing each time. ``commands_load``: modules that commands, programs and offices find loaded there;
+    ``jobs_load``: that supervisors do, whose forked jobs import them."""
+    _others[frozenset(variables.items())] = _Loaded(commands_load, jobs_load)
 
 
 def _servers_of(env: Mapping[str, str]) -> _Servers:
@@ -366,7 +379,7 @@ def _servers(variables: _Variables) -> _Servers:
     env = _first_environment() | dict(variables)
     with listening() as commands, listening() as supervisors:
         made = _Servers(name_of(commands), name_of(supervisors), _for_start(env), _files())
-        _start_servers(commands, supervisors, env)
+        _start_servers(commands, supervisors, env, _others.get(variables, _NOTHING))
     return made
 
 
@@ -379,7 +392,7 @@ def fork_for_all() -> None:
     def start_when_asked() -> None:
         with commands, supervisors:
             select.select([commands, supervisors], [], [])
-            _start_servers(commands, supervisors, env)
+            _start_servers(commands, supervisors, env, _NOTHING)
 
     threading.Thread(target=start_when_asked, name="forks for all", daemon=True).start()
 
@@ -388,17 +401,18 @@ def _first_environment() -> dict[str, str]:
     return {name: value for name, value in _FIRST.items() if name not in TAKEN_ON}
 
 
-def _start_servers(commands: socket.socket, supervisors: socket.socket, env: Mapping[str, str]) -> None:
+def _start_servers(
+    commands: socket.socket, supervisors: socket.socket, env: Mapping[str, str], loaded: _Loaded
+) -> None:
     alive, ours = os.pipe()
     _kept_open.append(ours)
-    for orders, words in (
-        (supervisors, ["-I", "-S", "-c", _SUPERVISORS, _PACKAGE, str(ROOT)]),
-        (commands, ["-m", "tests.commands", name_of(commands), name_of(supervisors)]),
+    for orders, words, modules in (
+        (supervisors, ["-I", "-S", "-c", _SUPERVISORS, _PACKAGE, str(ROOT)], loaded.jobs),
+        (commands, ["-m", "tests.commands", name_of(commands), name_of(supervisors)], loaded.commands),
     ):
         fds = [orders.fileno(), alive]
-        process = subprocess.Popen(
-            [sys.executable, *words, *map(str, fds)], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=fds
-        )
+        argv = [sys.executable, *words, *map(str, fds), *modules]
+        process = subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=fds)
         process.returncode = 0  # it ends with this process: nobody waits for it
     os.close(alive)
 
@@ -472,8 +486,10 @@ def _load() -> None:
 
 
 def _main() -> None:
-    commands, supervisors, orders, alive = sys.argv[1:]
+    commands, supervisors, orders, alive, *modules = sys.argv[1:]
     _load()
+    for module in modules:
+        importlib.import_module(module)
     made = _Servers(commands, supervisors, _for_start(os.environ), _files())
     globals()["_servers"] = lambda variables: made
     fork_offices()

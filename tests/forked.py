@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -236,8 +237,9 @@ def can_be_shown() -> bool:
     return bool(_LIBC.prctl(_PR_SET_MM, 15, ctypes.byref(size), 0, 0) == 0)
 
 
-def serve_supervisors(orders: int, alive: int) -> None:
-    """In an interpreter as supervisors have it. Each fork is one, and ends as an interpreter does."""
+def serve_supervisors(orders: int, alive: int, modules: Sequence[str] = ()) -> None:
+    """In an interpreter as supervisors have it, with these modules beside. Each fork is one, and ends as an interpreter
+    does."""
     from sublet.errors import SubletError
     from sublet.node.supervisor import service  # noqa: F401 - what each loads
     from sublet.node.supervisor.__main__ import main
@@ -245,6 +247,14 @@ def serve_supervisors(orders: int, alive: int) -> None:
 
     with contextlib.suppress(SubletError):  # each says it itself
         check_program()
+    if modules:
+        import site
+
+        own = list(sys.path)
+        site.main()
+        for module in modules:
+            importlib.import_module(module)
+        sys.path[:] = own
 
     order = serve(socket.socket(fileno=orders), alive)
     sys.argv = ["-c", *order["argv"][-2:]]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.node.supervisor.locks import PREFIX, ROOTS, lock_folder
+from sublet.node.supervisor.real_hardware import LOADED
 from tests.commands import fork_where
 from tests.rig.personalities import Personality
 
@@ -222,6 +223,19 @@ SOON_MS: Final = 20
 """For tests in which it says nothing how long the memory of an ended process stays in use: each end of a lease then
 takes one look and not two."""
 NewRig = Callable[[Personality], Rig]
+JOBS_LOAD: Final = ("pynvml", *LOADED)
+"""What cleans cards: each time a lease has ended a supervisor forks it."""
+COMMANDS_LOAD: Final = (
+    *JOBS_LOAD,
+    "cuda.bindings.driver",
+    "sublet.devices.cuda",
+    "sublet.devices.suspend",
+    "sublet.node.agent.health",
+    "sublet.node.agent.rehearsal",
+    "sublet.node.agent.suspend_probe",
+    "sublet.node.sandbox.trial",
+)
+"""What programs of the tests ask the driver by. The bindings load its library only when they are asked something."""
 
 
 def clear(trouble: Trouble) -> None:
@@ -277,7 +291,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
 def forking_rig(place: Path, personality: Personality) -> Iterator[Rig]:
     """A machine whose offices, commands and programs are forked (``tests.commands``). All such machines of this process
     lie in one place, one after the other: where a process looks for libraries is settled when it begins."""
-    fork_where(LD_LIBRARY_PATH=str(place / "rig"))
+    fork_where(commands_load=COMMANDS_LOAD, jobs_load=JOBS_LOAD, LD_LIBRARY_PATH=str(place / "rig"))
     rig = make_rig(place, personality)
     try:
         yield rig

@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -57,10 +58,19 @@ def names_in(text: str, pattern: str) -> Iterator[str]:
             yield found
 
 
+OF_DRIVERS: Final = r"(cu|cupti|nvml)[A-Z]\w+"
+
+
 @cache
+def _of_drivers(path: Path) -> frozenset[str]:
+    text = path.read_text()
+    return frozenset(names_in(text, OF_DRIVERS) if re.search(rf"\b{OF_DRIVERS}", text) else ())
+
+
 def named_in_sources(pattern: str, folders: Sequence[Path] = OF_A_CARD) -> set[str]:
-    texts = (path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    return {name for text in texts if re.search(rf"\b{pattern}", text) for name in names_in(text, pattern)}
+    """Names of drivers' entry points that are such a name, too."""
+    paths = (path for folder in folders for path in folder.rglob("*.py"))
+    return {name for path in paths for name in _of_drivers(path) if re.fullmatch(pattern, name)}
 
 
 def symbols_of_nvml(name: str) -> set[str]:
@@ -228,7 +238,7 @@ def test_a_process_is_suspended_and_resumed_with_what_it_had(rig: Rig) -> None:
 
 CLEAN: Final = """
 import json, sys
-sys.modules["cuda"] = None
+sys.modules |= dict.fromkeys(["cuda", *(name for name in sys.modules if name.startswith("cuda."))])
 from sublet.node.agent.clean_card import clean
 found = clean(sys.argv[1], sees_processes=True)
 print(json.dumps([found.left, found.failed, found.is_hard, found.scrubbed_bytes]))
@@ -247,3 +257,21 @@ def test_a_card_is_overwritten_whole_without_the_bindings(rig: Rig) -> None:
     assert (failed, is_hard) == ("", False)
     assert count > 0.98 * (rig.card(1).memory - rig.card(1).reserved)
     assert not rig.dirty(1)
+
+
+LOOKS_AS_A_SUPERVISOR: Final = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from sublet.node.supervisor.real_hardware import run_program
+assert "site" not in sys.modules and "pynvml" not in sys.modules
+print(run_program((sys.argv[2], "--look")))
+"""
+
+
+def test_what_a_supervisor_forks_finds_the_binding_of_nvml_by_itself(rig: Rig) -> None:
+    """A supervisor loads nothing that is installed. Those of the other tests find it loaded."""
+    words = ("-I", "-S", "-c", LOOKS_AS_A_SUPERVISOR, str(SOURCES.parent), rig.card(0).name)
+    env = plain_env() | rig.env
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=CODE_LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(json.loads(done.stdout)["settings"])["power limit"] == rig.card(0).power_mw
