@@ -86,7 +86,7 @@ class ForkedTests:
             print(json.dumps({"tests": list(by_name), "errors": session.testsfailed}), file=line, flush=True)
             for text in line:
                 order = json.loads(text)
-                session.items = [by_name[name] for name in order["tests"] if name in by_name]
+                session.items = [by_name[name] for name in order["limits"] if name in by_name]
                 print(json.dumps(self._run(session, order)), file=line, flush=True)
         return True
 
@@ -99,7 +99,7 @@ class ForkedTests:
                 if not self._plant(order["mistake"]):
                     os._exit(2)
                 for item in session.items:
-                    item.add_marker(pytest.mark.timeout(order["alone_s"]), append=False)
+                    item.add_marker(pytest.mark.timeout(order["limits"][item.nodeid]), append=False)
                 session.config.pluginmanager.register(Failures(told, stop=order["stop"]))
                 run_all(session)
                 os._exit(0)

@@ -34,7 +34,7 @@ import threading
 import time
 import tomllib
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -113,13 +113,15 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         *("tests/unit/office", "tests/transcripts"),
         *("tests/integration/test_office_http.py", "tests/integration/test_client.py"),
         *("tests/crash/test_journal_crash.py", "tests/integration/test_resume.py"),
+        *("tests/integration/test_tenant_matrix.py",),
     ),
     "client": (
         *("tests/unit/client", "tests/integration/test_client.py", "tests/integration/test_client_aio.py"),
         *("tests/integration/test_client_guests.py", "tests/integration/test_client_aio_guests.py"),
         *("tests/integration/test_client_tls.py", "tests/integration/test_bad_days.py"),
         *("tests/integration/test_lease_run.py", "tests/integration/test_lease_run_aio.py"),
-        *("tests/integration/test_moved_clocks.py",),
+        *("tests/integration/test_moved_clocks.py", "tests/integration/test_arranging.py"),
+        *("tests/integration/test_client_many.py",),
     ),
     "node": (
         *("tests/unit/node", "tests/integration/test_supervisor_life.py"),
@@ -128,7 +130,8 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         *("tests/integration/test_volumes_published.py", "tests/integration/test_volumes_saved.py"),
         *("tests/integration/test_client_guests.py", "tests/integration/test_gpu_sessions.py"),
         *("tests/integration/test_agent_conformance.py", "tests/integration/test_cards.py"),
-        *("tests/integration/test_warming.py",),
+        *("tests/integration/test_warming.py", "tests/integration/test_supervisor_fences.py"),
+        *("tests/integration/test_holders.py",),
     ),
 }
 """All tests of a room: what a mistake meets that survived the tests which reach it."""
@@ -156,8 +159,11 @@ REACHED_S: Final = 30.0
 """Seconds of those that reach it: where thousands do, the most particular of them."""
 ALONE_S: Final = 60.0
 """What a single test may take; the slowest takes a third of it."""
-SLACK_S: Final = 20.0
-TIMES: Final = 10
+SLACK_S: Final = 6.0
+TIMES: Final = 6
+"""What a test may take is so many times of what it took without a mistake, and some seconds more."""
+WHOLE_S: Final = 1200.0
+"""What all tests that a mistake meets may take together."""
 START_S: Final = 60.0
 """What a pytest of its own may take until its first test begins."""
 
@@ -322,26 +328,6 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
-    """What tests may take, all together and each: ten times of what they took without a mistake, and a little more."""
-
-    all_s: float
-    alone_s: float
-
-    @classmethod
-    def of(cls, tests: Sequence[Test]) -> Limit:
-        times = [test.seconds for test in tests]
-        return cls(
-            all_s=SLACK_S + TIMES * sum(times), alone_s=min(ALONE_S, SLACK_S / 2 + TIMES * max(times, default=0))
-        )
-
-
-WHOLE_ROOM: Final = Limit(all_s=1200, alone_s=ALONE_S)
-ONE_TEST: Final = Limit(all_s=ALONE_S + SLACK_S, alone_s=ALONE_S)
-ONE_FILE: Final = Limit(all_s=600, alone_s=ALONE_S)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Answer:
     outcome: str
     """passed, failed, time-out, or elsewhere: the mistake cannot be planted in what is loaded."""
@@ -372,8 +358,9 @@ class LoadedTests:
         self.names = json.loads(first)["tests"]
 
     def run(
-        self, tests: Sequence[str], limit: Limit, mutant: Mutant | None = None, sound: str = "", *, stop: bool = True
+        self, limits: Mapping[str, float], mutant: Mutant | None = None, sound: str = "", *, stop: bool = True
     ) -> Answer:
+        """``limits``: seconds that each test may take; all together may take no more than their sum."""
         mistake = None
         if mutant is not None:
             mistake = {
@@ -382,13 +369,7 @@ class LoadedTests:
                 "sound": sound,
                 "mistaken": planted(sound, mutant),
             }
-        order = {
-            "tests": list(tests),
-            "limit_s": limit.all_s,
-            "alone_s": limit.alone_s,
-            "mistake": mistake,
-            "stop": stop,
-        }
+        order = {"limits": limits, "limit_s": min(sum(limits.values()), WHOLE_S), "mistake": mistake, "stop": stop}
         try:
             print(json.dumps(order), file=self._words, flush=True)
             answer = self._words.readline()
@@ -498,10 +479,13 @@ class Reach:
 
     by_statement: dict[str, list[Test]] = field(default_factory=lambda: defaultdict(list))
     passed: set[str] = field(default_factory=set)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What each test took."""
 
     def load(self, recorded: dict[str, Any]) -> None:
         tests = [Test(name=name, seconds=s, passed=ok, reaches=n) for name, s, ok, n in recorded["tests"]]
         self.passed |= {test.name for test in tests if test.passed}
+        self.seconds |= {test.name: test.seconds for test in tests}
         for statement, numbers in recorded["reach"].items():
             self.by_statement[statement] += [tests[number] for number in numbers if tests[number].passed]
 
@@ -558,7 +542,7 @@ def record(tests: Sequence[str]) -> Reach:
     for number, test in enumerate(todo, 1):
         say(f"recording what is reached, {number} of {len(todo)}: {test}")
         found.write_text("")
-        loaded.run([name for name in loaded.names if is_in(name, test)], ONE_FILE, stop=False)
+        loaded.run({name: ALONE_S for name in loaded.names if is_in(name, test)}, stop=False)
         lines = [json.loads(line) for line in found.read_text().splitlines()]
         by_statement: dict[str, list[int]] = defaultdict(list)
         for at, (_, _, _, hits) in enumerate(lines):
@@ -642,34 +626,34 @@ class Judge:
         for some in (first,) if self.depth == "first" else (first, rest):
             names = by_files([test.name for test in some])
             done.update(names)
-            if names and (found := self._run(mutant, names, Limit.of(some))):
+            if names and (found := self._run(mutant, names)):
                 return found
         if self.depth != "room":
             return "open", ""
         room = ROOMS[mutant.file.partition("/")[0]]
         names = [name for name in self.loaded.names if name not in done and any(is_in(name, path) for path in room)]
-        return self._run(mutant, names, WHOLE_ROOM) or ("survived", "")
+        return self._run(mutant, names) or ("survived", "")
 
-    def _run(self, mutant: Mutant, tests: Sequence[str], limit: Limit) -> tuple[str, str] | None:
+    def _run(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str, str] | None:
         while wanted := [test for test in tests if test not in self.doubtful]:
-            answer = self._ask(mutant, wanted, limit)
+            answer = self._ask(mutant, wanted)
             if answer.outcome == "passed":
                 return None
             if answer.outcome == "time-out":
                 return "time-out", answer.by
-            if self._is_sure(mutant, answer.by, limit):
+            if self._is_sure(mutant, answer.by):
                 return "caught", answer.by
             self.doubtful.add(answer.by)
         return None
 
-    def _ask(self, mutant: Mutant, tests: Sequence[str], limit: Limit) -> Answer:
+    def _ask(self, mutant: Mutant, tests: Sequence[str]) -> Answer:
         """Where the mistake is outside of functions, or cannot be planted in what is loaded, of a pytest of its own."""
         if mutant.reached_by:
-            answer = self.loaded.run(tests, limit, mutant, self.texts[mutant.file])
+            answer = self.loaded.run(self._limits(tests), mutant, self.texts[mutant.file])
             if answer.outcome != "elsewhere":
                 return answer
         while True:
-            status, said = self.place.run(tests, START_S + limit.all_s, "-x")
+            status, said = self.place.run(tests, START_S + min(sum(self._limits(tests).values()), WHOLE_S), "-x")
             if status is None:
                 return Answer(outcome="time-out", by="a time-out")
             if status in (0, 5):
@@ -680,18 +664,22 @@ class Judge:
             failed = FAILED.search(said)
             return Answer(outcome="failed", by=failed[1] if failed else last_line(said))
 
-    def _is_sure(self, mutant: Mutant, by: str, limit: Limit) -> bool:
+    def _limits(self, tests: Sequence[str]) -> dict[str, float]:
+        times = self.reach.seconds
+        return {test: min(ALONE_S, SLACK_S + TIMES * times.get(test, ALONE_S)) for test in tests}
+
+    def _is_sure(self, mutant: Mutant, by: str) -> bool:
         """Whether it passes without the mistake, and fails twice with it: clocks may fail a test as well."""
         if not by.startswith("tests/"):
             return True  # pytest itself came to its end
         if by not in self.good:
             self.take_back(mutant)
-            sound = self.loaded.run([by], ONE_TEST)
+            sound = self.loaded.run(self._limits([by]))
             self.put(mutant)
             if sound.outcome != "passed":
                 return False
             self.good.add(by)
-        return "::" not in by or self._ask(mutant, [by], limit).outcome != "passed"
+        return "::" not in by or self._ask(mutant, [by]).outcome != "passed"
 
 
 def by_files(tests: Sequence[str]) -> list[str]:

@@ -424,6 +424,16 @@ def test_a_stream_that_broke_is_opened_again_and_what_was_missed_is_read(side: S
     until("the notice", lambda: held.notice)
 
 
+def test_a_stream_that_the_office_has_ended_is_opened_again(blocking: Blocking) -> None:
+    """In order, with the last of its chunks; the connection lives on, so that nothing broken is seen."""
+    (held,) = listened(blocking)
+    blocking.office.set(LEASES, lambda _: [noticed(30.0, id="l-1")])
+    blocking.office.streams[-1].sendall(b"0\r\n\r\n")
+    until("the end of the stream, without a wait", lambda: blocking.keeper._news is None)
+    until("a second stream", lambda: blocking.go(0.2) or len(blocking.office.streams) == 2)
+    until("the notice", lambda: held.notice)
+
+
 # ---- what was dropped, and the end
 
 

@@ -363,14 +363,14 @@ class Publishing:
     def _place(self, job: _Job) -> VolumeAccess:
         store, ids = job.store, job.asker.ids
         apart = job.asker.holder and ids is not None
-        mine = ids is None or apart
+        owner = (os.geteuid(), os.getegid()) if ids is None or apart else ids
         return VolumeAccess(
             folder=store.made.paths[0],
             lock=os.path.join(store.folder, LOCK),
             size=store.note.parts[0].amount,
             counted=bool(store.made.counted),
-            owner=os.geteuid() if mine or ids is None else ids[0],
-            group=os.getegid() if mine or ids is None else ids[1],
+            owner=owner[0],
+            group=owner[1],
             apart=apart,
         )
 

@@ -617,7 +617,7 @@ def _is_shut(state: State, room: Room) -> bool:
 
 def in_the_way(lease: LeaseRecord, state: State) -> str:
     """Other programs that keep a device from this request: the first by name, and how many more there are."""
-    want = msgspec.structs.replace(lease.wants[0], count=1)
+    want = lease.wants[0]
     details = []
     for resource in state.resources.values():
         if resource.foreign is not None and resource.state is SliceState.FREE:

@@ -352,3 +352,22 @@ def test_the_office_and_what_it_has_started_are_spared_though_a_guest_started_th
         os.kill(child, signal.SIGKILL)
         office.kill()
         office.communicate()
+
+
+def test_an_office_that_a_guest_started_in_its_own_session_is_spared_and_the_guest_is_not(tmp_path: Path) -> None:
+    """As by a user who starts the office anew from a terminal within a guest: else it would end itself."""
+    program = "/bin/sleep 1000 >/dev/null 2>&1 & echo $$ $!; exec /bin/sleep 1000 >/dev/null 2>&1"
+    marks = {OFFICE_MARK: OFFICE, LEASE_MARK: A}
+    shell = f"exec setsid /bin/sh -c '{program}' &"
+    started = subprocess.run(["/bin/sh", "-c", shell], env=marks, capture_output=True, check=True)
+    guest, office = map(int, started.stdout.split())
+    try:
+        until("both asleep", lambda: {Path(f"/proc/{pid}/comm").read_text() for pid in (guest, office)} == {"sleep\n"})
+        assert os.getsid(office) == guest
+        sweep = Sweep(Kernel(), groups_of_dead(tmp_path, Slow()), spare={office})
+        sweep.again()
+        assert {one.pid for one in sweep.found[A]} == {guest}
+    finally:
+        for pid in (guest, office):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

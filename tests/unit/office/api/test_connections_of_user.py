@@ -89,6 +89,32 @@ def test_operators_see_who_is_connected_over_the_shared_socket(monkeypatch: pyte
     run(story)
 
 
+def test_who_is_connected_is_listed_by_user_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order they came, so that two lists can be compared."""
+    came = iter(((1002, 8), (1001, 9), (1002, 7), (1001, 10)))
+
+    def origin(_sock: object, shared: bool) -> Origin:
+        uid, pid = next(came)
+        return Origin(shared=shared, uid=uid, pid=pid)
+
+    monkeypatch.setattr(seen_processes, "_origin", origin)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        async with bench() as b:
+            server = HttpServer(b.app, on_limit=b.service.limit, processes=ProcessTable(), shared=True)
+            with contextlib.ExitStack() as stack:
+                for _ in range(4):
+                    near, far = socket.socketpair()
+                    stack.callback(near.close)
+                    await loop.connect_accepted_socket(server._protocol, far)
+                listed = (await b.ask("GET", "/v1/connections")).json
+                assert [(one["uid"], one["pid"]) for one in listed] == [(1001, 9), (1001, 10), (1002, 7), (1002, 8)]
+            await server.close()
+
+    run(story)
+
+
 def test_a_user_beyond_its_rate_hears_of_it_at_an_even_pace_on_all_its_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,6 +100,17 @@ def test_an_offer_that_was_declined_is_held_until_then(place: Place) -> None:
     assert held(history(place, told), 99) == {"a": [(10, 15), (30, 50)]}
 
 
+def test_nothing_was_worked_under_an_offer_that_was_declined(place: Place) -> None:
+    told: Told = [
+        (1, queued("a")),
+        (10, granted("a", 1)),
+        (15, ev.Ungranted(lease=LeaseId("a"), detail="declined")),
+        (20, ended("a", 20)),
+    ]
+    (usage,) = history(place, told).usages(99)
+    assert (usage.busy_ns, usage.end, usage.live) == (0, "released", False)
+
+
 def test_an_end_that_came_while_the_office_was_down_counts_from_then(place: Place) -> None:
     """The agent ended it at its deadline; the journal heard of it later."""
     base: Told = [(1, queued("a")), (10, granted("a", 1))]

@@ -248,6 +248,17 @@ def test_of_a_lease_that_is_held_it_is_said_who_may_take_it_and_when() -> None:
     assert kinds(explained(bench, batch)) == {ReasonKind.IDLE, ReasonKind.DEADLINE}
 
 
+def test_of_a_lease_that_waits_for_its_claim_only_the_end_of_that_wait_is_said() -> None:
+    """Nothing else can end it earlier, and its time to live begins with the claim."""
+    bench = Bench()
+    held = bench.granted(tenant=ANN)
+    waits = bench.queued(tenant=BEN)
+    bench.release(held)
+    (reason,) = explained(bench, waits).reasons
+    assert (reason.kind, reason.at_ns) == (ReasonKind.DEADLINE, bench.lease(waits.id).claim_by_ns)
+    assert "must be claimed" in reason.text
+
+
 def test_of_a_lease_that_has_ended_it_is_said_why() -> None:
     bench = Bench()
     lease = bench.granted(tenant=ANN)

@@ -10,7 +10,8 @@ from sublet.lease_end import EndReason
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.state import State
-from sublet.values import GIB, Kind, TenantId
+from sublet.values import GIB, Kind, NodeId, TenantId
+from sublet.wire.orders import Failed
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, device, disk, gpu, inventory
 
 
@@ -79,6 +80,25 @@ def test_a_tenant_is_removed_when_nothing_of_it_is_left_and_comes_back_behind_it
     bench.do(cmd.AddTenant(by=LOCAL, tenant=ANN, token_hash="new"))
     assert generation(bench) == 2
     assert bench.state.books.removed == {}
+
+
+def test_a_device_that_another_tenant_left_in_quarantine_does_not_keep_a_tenant() -> None:
+    bench = Bench()
+    lease = bench.granted(gpu(), tenant=BEN)
+    assert lease.epoch is not None
+    bench.obedient = False
+    bench.release(lease)
+    of = lease.parts[0].resource
+    bench.report(Failed(node=NodeId("n1"), lease=lease.id, epoch=lease.epoch, resource=of, detail="scrub", hard=True))
+    with pytest.raises(InvalidRequest, match="1 quarantined device"):
+        raise_refusal(bench.do(cmd.RemoveTenant(by=LOCAL, tenant=BEN)).answer)
+    bench.do(cmd.RemoveTenant(by=LOCAL, tenant=ANN))
+    assert ANN not in bench.state.tenants
+
+
+def test_a_tenant_that_is_given_no_weight_has_one() -> None:
+    """As in the books of an office that knew no weights; shares of tenants are read by it."""
+    assert Bench().state.tenants[ANN].weight == 1
 
 
 def test_the_owner_of_the_office_is_neither_disabled_nor_removed() -> None:
