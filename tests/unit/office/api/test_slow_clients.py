@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,9 +28,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[HeldLoop, Pipe]]:
+async def served(on_limit: Callable[[str], None] = lambda _: None) -> AsyncIterator[tuple[HeldLoop, Pipe]]:
     async with bench() as b:
-        server = HttpServer(b.app, on_limit=b.service.limit)
+        server = HttpServer(b.app, on_limit=on_limit)
         here, there = socket.socketpair()
         held = HeldLoop()
         await asyncio.get_running_loop().connect_accepted_socket(server._protocol, there)
@@ -79,6 +79,19 @@ def test_a_request_that_does_not_come_whole_is_refused(sent: bytes, before: int)
             answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 408 "), answer
             assert b"did not come in time" in answer
+
+    run(story)
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO[:-2]], ids=repr)
+def test_who_is_hung_up_on_is_counted(sent: bytes) -> None:
+    async def story() -> None:
+        limits: list[str] = []
+        async with served(limits.append) as (held, (reader, writer)):
+            writer.write(sent)
+            await awake(held, HEAD_S)
+            await reader.read()
+        assert limits == ["request_seconds"]
 
     run(story)
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from sublet.office.access import LOCAL_CALLER, Caller
 from sublet.office.api import sse as sse_module
 from sublet.office.api.sse import QUEUE_MAX, EventStream
@@ -202,6 +204,23 @@ def test_a_stream_over_http_ends_with_its_reader_or_with_the_office() -> None:
             b.service.close()
             await other
             assert len(b.service.hub) == 0
+
+    run(story)
+
+
+@pytest.mark.parametrize(("query", "told"), [("", [1]), ("&places=1", [1]), ("&places=0", [])])
+def test_a_stream_tells_places_unless_its_reader_asks_for_none(query: str, told: list[int]) -> None:
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.acquire()
+            waits = (await b.acquire(request_id="waits"))["lease"]
+            got: list[bytes] = []
+            path = f"/v1/events?lease={waits['id']}{query}"
+            reader = asyncio.ensure_future(exchange(b.app, "GET", path, [b""], on_body=got.append))
+            await turns()
+            assert [news["position"] for what, news in parsed(b"".join(got)) if what == "place"] == told
+            b.service.close()
+            await reader
 
     run(story)
 
