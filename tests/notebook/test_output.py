@@ -71,6 +71,63 @@ def test_text_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     assert shell.display_pub.said[0][1]["transient"] == {"display_id": "d"}
 
 
+class Stream(io.StringIO):
+    """As ipykernel's: what is written waits until it is flushed, which takes a round trip to another thread."""
+
+    name, topic, parent_header, echo = "stdout", b"stream.stdout", {"msg_id": "of the cell"}, None
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.flushes = 0
+        self._flush_pending = False
+        self._hooks: list[Any] = []
+
+    def write(self, text: str) -> int:
+        self._flush_pending = True
+        return super().write(text)
+
+    def flush(self) -> None:
+        self.flushes += 1
+        if self._flush_pending:
+            self._flush_pending = False
+            self.kernel.session.sent.append(("stream", {"name": self.name, "text": self.getvalue()}))
+            self.seek(0)
+            self.truncate()
+
+
+def test_text_for_a_front_end_waits_for_no_other_thread_and_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    shell = Shell(kernel)
+    shell.display_pub.pub_socket = kernel.iopub_socket  # type: ignore[attr-defined]
+    shell.history_manager = type("History", (), {"input_hist_parsed": ["", "cell"]})()  # type: ignore[attr-defined]
+    out, err = Stream(kernel), Stream(kernel)
+    err.name = "stderr"
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    front = ShellFront(shell)
+    front.show("iopub", message("stream", name="stdout", text="a"))
+    front.show("iopub", message("stream", name="stderr", text="b"))
+    front.show("iopub", message("execute_result", data={"text/plain": "1"}, metadata={}, execution_count=3))
+    assert [kind for kind, _ in kernel.session.sent] == ["stream", "stream", "execute_result"]
+    assert [said.get("text") for _, said in kernel.session.sent] == ["a", "b", None]
+    assert out.flushes == err.flushes == 0
+    for more in (
+        message("stream", name="stdout", text="c"),
+        message("execute_result", data={"text/plain": "2"}, metadata={}, execution_count=3),
+    ):  # text of a thread that waits there comes first
+        kernel.session.sent.clear()
+        out.write("of a thread, ")
+        front.show("iopub", more)
+        assert kernel.session.sent[0][1]["text"].startswith("of a thread, ")
+    assert not out.getvalue()
+    out._hooks.append(lambda _: None)
+    kernel.session.sent.clear()
+    front.show("iopub", message("stream", name="stdout", text="d"))
+    assert out.flushes == 3
+    assert kernel.session.sent == [("stream", {"name": "stdout", "text": "d"})]
+
+
 def test_questions_are_asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     front = ShellFront(Shell())
     answers: list[str] = []

@@ -115,9 +115,7 @@ class ShellFront:
             self._show_error()
         match kind:
             case "stream":
-                stream = sys.stderr if content["name"] == "stderr" else sys.stdout
-                stream.write(content["text"])
-                stream.flush()
+                self._show_text(sys.stderr if content["name"] == "stderr" else sys.stdout, content["text"])
             case "execute_result" if self._has_numbers:
                 self._show_result(content)
             case "execute_result" if self.is_terminal:
@@ -160,10 +158,20 @@ class ShellFront:
         """Whether a result can be shown under the number of its cell: in a kernel, unless ``%%capture`` takes it."""
         return self.kernel is not None and hasattr(self._shell.display_pub, "pub_socket")
 
+    def _show_text(self, stream: Any, text: str) -> None:
+        """Straight to the front end where the stream would only hand it on: to flush one takes a round trip to the
+        thread of the outputs, which sends everything in the order in which it was given it."""
+        kernel = self.kernel
+        if kernel is None or not _is_empty(stream) or stream.echo is not None or stream._hooks:
+            stream.write(text)
+            stream.flush()
+            return
+        content = {"name": stream.name, "text": text}
+        kernel.session.send(kernel.iopub_socket, "stream", content, parent=stream.parent_header, ident=stream.topic)
+
     def _show_result(self, content: dict[str, Any]) -> None:
         """The value of the last line: with the number that the cell has here, not there."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush_streams()
         kernel = self.kernel
         result = {
             "execution_count": number_of_cell(self._shell),
@@ -180,8 +188,7 @@ class ShellFront:
         if error is None:
             return
         traceback = [_FIRST_LINE.sub("", part) for part in error["traceback"]]
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush_streams()
         if (kernel := self.kernel) is None:
             print("\n".join(traceback))  # noqa: T201
             return
@@ -381,6 +388,17 @@ def show_line(shell: Any, text: str) -> None:
 
 def _wait(for_it: Callable[[], object]) -> None:
     for_it()
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if not _is_empty(stream):
+            stream.flush()
+
+
+def _is_empty(stream: Any) -> bool:
+    """Whether no text waits in it, such as that of another thread. Known of ipykernel's streams alone."""
+    return not getattr(stream, "_flush_pending", True) and hasattr(stream, "topic")
 
 
 def _new_id() -> str:
