@@ -142,6 +142,22 @@ PRINTER = ("printer", "the text/html printer of Point")
 ADDS_PRINTER = "get_ipython().display_formatter.formatters['text/html'].for_type(Point, show)"
 
 
+def test_a_part_of_an_extension_module_comes_with_its_import(rig: Rig) -> None:
+    """What the notebook puts into one, or beside it, does not."""
+    assert rig.news() == []
+    rig.here("from xml.parsers.expat import errors, model")
+    assert rig.news() == []
+    rig.here("errors.f_ = lambda: 1")
+    try:
+        (said,) = rig.news()
+        assert "pyexpat.errors" in said
+    finally:
+        rig.here("del errors.f_")
+    rig.here("import types, sys, pyexpat\nmine = sys.modules['pyexpat.mine_'] = types.ModuleType('mine_')")
+    (said,) = rig.news()
+    assert said.startswith("pyexpat.mine_ was put into sys.modules")
+
+
 def test_what_a_cell_adds_on_the_device_holds_there_until_the_next_device(rig: Rig) -> None:
     rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
     assert rig.news(ADDS_PRINTER) == []

@@ -14,7 +14,8 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
-from operator import is_
+from importlib.machinery import BuiltinImporter, ExtensionFileLoader
+from operator import is_, itemgetter
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -86,7 +87,10 @@ class Additions:
         self._looks = 0
         """How often they had changed."""
         self._made: list[tuple[str, ModuleType]] = []
-        """Those of them that no import has made."""
+        """Those of them that no import has made, less ``_parts``."""
+        self._parts: list[tuple[str, ModuleType]] = []
+        """Those that extension modules have made. Where torch is imported they have a thousand names: only how many
+        each has is looked at, since one that is replaced is told as such (``monkeypatches``)."""
         self._seen: list[int] = []
         """Identities of everything that could have been an addition when all of it was looked at last."""
 
@@ -143,13 +147,18 @@ class Additions:
             found += map(id, list(named.values()))
         for _, module in self._made:
             found += map(id, list(vars(module).values()))
+        found += [len(vars(module)) for _, module in self._parts]
         found += [id(handler) for _, handler in _handlers()]
         return [self._looks, *found, *(_bound_modules() if self._made else ())]
 
     def _scan_modules(self) -> None:
         modules = list(sys.modules.values())
         if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
-            self._modules, self._made, self._looks = modules, list(_made_modules()), self._looks + 1
+            made = list(_made_modules())
+            parts = _made_by_extensions(made)
+            self._parts = [one for one in made if id(one[1]) in parts]
+            self._made = [one for one in made if id(one[1]) not in parts]
+            self._modules, self._looks = modules, self._looks + 1
 
     def _found(self) -> Iterator[Addition]:
         yield from self._printers()
@@ -160,7 +169,8 @@ class Additions:
             if _is_own(function):
                 yield Addition("magic", name, function)
         bound = _bound_modules()
-        for name, module in self._made:
+        bound.difference_update(id(module) for _, module in self._parts)
+        for name, module in (*self._made, *self._parts):
             if id(module) in bound or any(map(_is_own, list(vars(module).values()))):
                 yield Addition("module", name, module)
         named = {id(value) for value in list(vars(sys.modules[MAIN]).values())}
@@ -233,6 +243,20 @@ def _made_modules() -> Iterator[tuple[str, ModuleType]]:
         names = vars(module)
         if "__file__" not in names and names.get("__loader__") is None:
             yield name, module
+
+
+def _made_by_extensions(made: list[tuple[str, ModuleType]]) -> set[int]:
+    """Ids of the modules that are parts of extension modules, such as ``pyexpat.errors``: the import that brings the
+    extension brings them."""
+    found: set[int] = set()
+    for name, module in sorted(made, key=itemgetter(0)):
+        above, _, last = name.rpartition(".")
+        owner = sys.modules.get(above)
+        loader = getattr(getattr(owner, "__spec__", None), "loader", None)
+        is_extension = loader is BuiltinImporter or isinstance(loader, ExtensionFileLoader)
+        if (is_extension or id(owner) in found) and getattr(owner, "__dict__", {}).get(last) is module:
+            found.add(id(module))
+    return found
 
 
 def _bound_modules() -> set[int]:
