@@ -7,7 +7,7 @@ succeed later without any change; ``scope`` tells whether the *lease* or the *wo
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from sublet.invocation import typeable
 
@@ -177,6 +177,14 @@ class Unsupported(SubletError):
 
 class InvalidRequest(SubletError):
     """The request contradicts itself or is outside what can be asked; nothing was changed."""
+
+    parts: tuple[str, ...] = ()
+    """Which keys of a policy file contradict one another, where it is that: paths such as ``group/course/floor``."""
+
+    def about(self, *parts: str) -> Self:
+        """The same, with the keys it is about."""
+        self.parts = parts
+        return self
 
 
 class NotFound(InvalidRequest):

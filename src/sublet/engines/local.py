@@ -31,7 +31,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
 from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
 from sublet.engines.shared_folder import listen_for_all, prepare
-from sublet.errors import InvalidRequest, NotFound, Unauthorized, Unsupported
+from sublet.errors import InvalidRequest, Unauthorized, Unsupported
 from sublet.lease.states import SliceState
 from sublet.lease.token import TokenClaims
 from sublet.node.agent.data_door import Door, Visitor
@@ -378,8 +378,9 @@ class Office:
         command = to_apply(limits, changed, self.driver.now(), self.service.rates.missing, caller)
         try:
             await self.driver.submit(command)
-        except (InvalidRequest, NotFound) as error:
-            raise InvalidRequest(f"{self.home / POLICY_FILE}: {error.message}", do=error.do) from error
+        except InvalidRequest as error:
+            said = limits.with_lines(error)
+            raise InvalidRequest(f"{self.home / POLICY_FILE}: {said.message}", do=said.do) from error
 
     def _offer(self) -> None:
         """What may be lent of this machine, where that has changed."""

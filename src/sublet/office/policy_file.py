@@ -253,6 +253,15 @@ class PolicyLimits:
         """Where the value comes from, for people."""
         return f"{FILE} line {self.lines[path]}" if path in self.given else "default"
 
+    def with_lines(self, error: InvalidRequest) -> InvalidRequest:
+        """What contradicts another part of the file, or what there is, with the lines that say so."""
+        lines = sorted({self.lines[path] for path in error.parts if path in self.lines})
+        if not lines:
+            return error
+        numbers = str(lines[0]) if len(lines) == 1 else f"{', '.join(map(str, lines[:-1]))} and {lines[-1]}"
+        where = f"line{'' if len(lines) == 1 else 's'} {numbers}"
+        return type(error)(f"{error.message} ({where})", do=error.do)
+
     def caps(self) -> LeaseCaps:
         """For the supervisor."""
         return LeaseCaps(

@@ -49,6 +49,7 @@ from sublet.values import (
     ResourceId,
     TenantId,
     format_duration,
+    shown,
 )
 from sublet.wire.orders import Device, End, Inventory, Parkable, TornDown
 
@@ -240,6 +241,16 @@ class Rules(NamedTuple):
         midnight = datetime.combine(self.monday, datetime.min.time(), tzinfo=zone_of(zones[0] if zones else "UTC"))
         return int(midnight.timestamp()) * NS_PER_S + round(self.week_min * _MIN)
 
+    def check_models(self, hardware: ReplayHardware) -> None:
+        """See that the GPUs have the models that are reserved; raises ``InvalidRequest``."""
+        for name, each in self.declared.reservations.items():
+            if each.model is not None and not any(is_called(each.model, gpus.model) for gpus in hardware.models):
+                vram = f"-{hardware.vram_gib:g}GiB"
+                raise InvalidRequest(
+                    f"reservation {name} is for GPUs called {shown(each.model)}, and --gpus names none",
+                    do=f"Name the models of GPUs: --gpus {hardware.gpus}x{each.model.partition('|')[0].strip()}{vram}.",
+                )
+
     def apply(self, now: Now) -> cmd.ApplyPolicy:
         """Groups and reservations. Members are put into theirs as tenants are added, under the names of the replay."""
         reservations = self.declared.reservations
@@ -328,6 +339,7 @@ class Replay:
             inventory = _node(number, gpus)
             self._devices |= {device.id: device for device in inventory.devices}
             self._handle(cmd.NodeUp(inventory=inventory))
+        rules.check_models(hardware)
         refused = self._handle(rules.apply(self._now())).answer
         if isinstance(refused, SubletError):
             raise refused

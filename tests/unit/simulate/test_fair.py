@@ -144,9 +144,9 @@ def test_usage_per_weight_is_even_in_every_window_of_eight_maximum_holds(
 )
 def test_what_the_lightest_had_alone_counts_for_ten_minutes_at_most(gpus: int, weights: tuple[int, ...]) -> None:
     """It had all GPUs for half an hour before the others came, and in a window that begins in that moment they have
-    more: the index is 0.92 at least, where a turn of all GPUs is what it is due in four hours. That is what still counts
-    of its half hour, by the decay, and is repaid: with it the index of every window is 0.95. In a window that begins
-    ten minutes later it is 0.95 again without; and S5 holds from that moment on."""
+    more: the index is 0.92 at least, where a turn of all GPUs is what it is due in four hours. What still counts of its
+    half hour, by the decay, is repaid in that window: with it the index is 0.95. In a window that begins ten minutes
+    later it is 0.95 again without; and S5 holds from that moment on."""
     replay = run_together(gpus, weights, 840.0, alone=weights.index(min(weights)))
     begin_ns = replay.result.start_ns + HOLD_NS
     for low_ns in range(begin_ns, begin_ns + 9 * HOUR_NS, HOLD_NS // 3):

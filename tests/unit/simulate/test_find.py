@@ -339,7 +339,12 @@ def test_a_policy_that_names_a_model_holds_on_hardware_that_has_it(
     words = ["simulate", "--trace", trace, "--policy", str(policy), "--json", "--gpus"]
     assert main([*words, "2xA100-40GiB,1xT4-16GiB"]) == 0
     assert main([*words, "3"]) == 2
-    assert "1 GPU called 'A100' is more than there are (0)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "reservation lab is for GPUs called 'A100', and --gpus names none" in said
+    assert "--gpus 3xA100-80GiB" in said
+    policy.write_text(policy.read_text().replace("gpus = 1", "gpus = 4"))
+    assert main([*words, "3xA100-40GiB"]) == 2
+    assert "4 GPUs called 'A100' are more than there are (3)" in capsys.readouterr().err
 
 
 def test_a_column_shows_what_it_is_worth_that_idle_holders_yield(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from sublet.errors import NotFound, Unauthorized
+from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.office.access import Caller
 from sublet.office.api.reservations import spans_of
 from sublet.office.api.service import ApiCall, ApiReply, ApiService, json_reply
@@ -72,7 +72,10 @@ async def check(service: ApiService, call: ApiCall) -> ApiReply:
     request: PolicyRequest = call.body
     limits, state = parse_policy(request.text), service.driver.ledger.state
     command = to_apply(limits, {}, service.driver.now(), service.rates.missing)
-    target = planned(state, limits.declared, command.spans, command.missing, service.driver.now().wall_ns)
+    try:
+        target = planned(state, limits.declared, command.spans, command.missing, service.driver.now().wall_ns)
+    except InvalidRequest as error:
+        raise limits.with_lines(error) from error
     return json_reply(_changes(_all_shown(service.limits, present(state)), _all_shown(limits, target)))
 
 

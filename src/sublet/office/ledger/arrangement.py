@@ -199,7 +199,7 @@ def check_group(group: GroupRecord) -> None:
         raise InvalidRequest(
             f"group {group.id} would have a floor of {gpus} above its {most} at most",
             do="Lower the floor, or raise the ceiling.",
-        )
+        ).about(*reservations.keys_of_most(group), f"group/{group.id}/floor")
 
 
 def check_weight(weight: int, whose: str) -> None:
@@ -234,7 +234,7 @@ def check_floors(state: State, groups: Mapping[GroupId, GroupRecord]) -> None:
         raise InvalidRequest(
             f"floors would add up to {floors} GPUs, and there are {devices}",
             do=f"Give group {rises.id} at most {most}, or lower the floor of another.",
-        )
+        ).about(*(f"group/{name}/floor" for name in groups))
 
 
 def _check_names(state: State, now: Arrangement, target: Arrangement, new: DeclaredRecord) -> None:
@@ -252,10 +252,13 @@ def _check_names(state: State, now: Arrangement, target: Arrangement, new: Decla
                 f"group {budget.group} would be removed, and it has a budget",
                 do=f"`sublet budget rm --group {budget.group} --per {budget.per}` removes that first.",
             )
-    named = [*new.members.values(), *(each.group for each in target.budgets.values() if each.group is not None)]
-    for group in named:
+    for group in new.members.values():
         if group != DEFAULT_GROUP and group not in target.groups:
             raise NotFound(f"there is no group {shown(group)}", do=f"Write [group.{group}] as well.")
+    for budget in target.budgets.values():
+        if budget.group not in (None, DEFAULT_GROUP, *target.groups):
+            error = NotFound(f"there is no group {shown(budget.group)}", do=f"Write [group.{budget.group}] as well.")
+            raise error.about(f"budget/{budget.id}")
 
 
 # ---- fields of a group ----

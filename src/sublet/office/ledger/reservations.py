@@ -356,7 +356,8 @@ def check(
         )
     for each in new:
         if each.group not in groups and each.group != DEFAULT_GROUP:
-            raise NotFound(f"there is no group {shown(each.group)}", do="`sublet group ls` shows all.")
+            error = NotFound(f"there is no group {shown(each.group)}", do="`sublet group ls` shows all.")
+            raise error.about(f"reservation/{each.id}/group")
         _check_spans(each)
         _check_amount(state, each, groups, wall_ns)
         for other in target.values():
@@ -365,14 +366,14 @@ def check(
                 raise InvalidRequest(
                     f"reservation {each.id} would overlap with {other.id} of the same group on {_utc(both.start_ns)}",
                     do=f"Remove {other.id} first, or choose another time.",
-                )
+                ).about(f"reservation/{each.id}/when", f"reservation/{other.id}/when")
     for mine in target.values():
         most = most_gpus(groups.get(mine.group))
         if most is not None and mine.gpus > most and groups[mine.group] != state.books.groups.get(mine.group):
             raise InvalidRequest(
                 f"group {mine.group} would have at most {_gpus(most)}, and reservation {mine.id} is for {mine.gpus}",
                 do=f"Raise the limit, or remove reservation {mine.id}.",
-            )
+            ).about(*keys_of_most(groups[mine.group]), f"reservation/{mine.id}/gpus")
     if any(group.floor > state.group(name).floor for name, group in groups.items()):
         _check_sum(target.values(), groups, state, wall_ns)
     else:
@@ -387,6 +388,13 @@ def most_gpus(group: GroupRecord | None) -> int | None:
     return min((most for most in (group.ceiling, group.quota.gpus) if most is not None), default=None)
 
 
+def keys_of_most(group: GroupRecord) -> Iterator[str]:
+    """Which keys of a policy file say so."""
+    for key, value in (("ceiling", group.ceiling), ("gpus", group.quota.gpus)):
+        if value is not None and value == most_gpus(group):
+            yield f"group/{group.id}/{key}"
+
+
 def _check_spans(reservation: ReservationRecord) -> None:
     spans = reservation.spans
     if len(spans) > SPANS_MAX or any(
@@ -397,7 +405,8 @@ def _check_spans(reservation: ReservationRecord) -> None:
 
 def _check_amount(state: State, new: ReservationRecord, groups: Mapping[GroupId, GroupRecord], wall_ns: int) -> None:
     if _span_after(new.spans, wall_ns) is None:
-        raise InvalidRequest(f"all times of reservation {new.id} are past", do="Give one that is to come.")
+        error = InvalidRequest(f"all times of reservation {new.id} are past", do="Give one that is to come.")
+        raise error.about(f"reservation/{new.id}/when")
     if new.gpus < 1:
         raise InvalidRequest(f"{new.gpus} GPUs cannot be reserved", do="Give one or more.")
     devices = _count(state, new.model, new.group)
@@ -407,13 +416,16 @@ def _check_amount(state: State, new: ReservationRecord, groups: Mapping[GroupId,
         text = f"{_gpus(new.gpus)}{called} {are} more than there are ({devices})"
         if devices < _count(state, new.model):
             text += " for guests of tenants; `sublet doctor --gpu` says why they cannot use the others"
-        raise InvalidRequest(text, do="Reserve fewer.")
+        do = "Reserve fewer."
+        if new.model is not None and not _count(state, new.model):
+            do = "`sublet status` shows what GPUs are called; a part of the name will do."
+        raise InvalidRequest(text, do=do).about(f"reservation/{new.id}/gpus", f"reservation/{new.id}/model")
     most = most_gpus(groups.get(new.group))
     if most is not None and new.gpus > most:
         raise InvalidRequest(
             f"group {new.group} may have {_gpus(most)}, fewer than the {new.gpus} to be reserved",
             do="Reserve fewer, or raise its ceiling.",
-        )
+        ).about(*keys_of_most(groups[new.group]), f"reservation/{new.id}/gpus")
 
 
 def _check_sum(
@@ -454,7 +466,7 @@ def _check_sum(
                     f"on {_utc(at_ns)} reservations ({', '.join(sorted(now))}) and floors would add up to {many} GPUs"
                     f"{called}, and there are {devices[model]}",
                     do="Reserve fewer or at another time, or lower a floor.",
-                )
+                ).about(*(f"reservation/{name}/gpus" for name in now), *(f"group/{name}/floor" for name in floors))
 
 
 def _first_overlap(one: ReservationRecord, other: ReservationRecord) -> Span | None:

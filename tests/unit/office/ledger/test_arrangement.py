@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import SubletError
+from sublet.errors import InvalidRequest, SubletError
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.arrangement import present
 from sublet.office.ledger.records import GroupRecord, Quota, Span
@@ -16,7 +16,12 @@ from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, seconds
 
 COURSE, LAB = GroupId("course"), GroupId("lab")
 CLEO = TenantId("cleo")
-SPANS: dict[str, tuple[int, int]] = {"tuesday": (10_000, 10_600), "exam": (20_000, 20_600), "past": (1, 2)}
+SPANS: dict[str, tuple[int, int]] = {
+    "tuesday": (10_000, 10_600),
+    "exam": (20_000, 20_600),
+    "test": (20_300, 20_900),
+    "past": (1, 2),
+}
 
 FILE = """
 [group.course]
@@ -155,28 +160,44 @@ RES = '[reservation.{}]\ngroup = "{}"\ngpus = {}\nwhen = "2026-12-01 09:00-17:00
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "said", "where"),
     [
-        ("[group.a]\nfloor = 2\n[group.b]\nfloor = 2", "floors would add up to 4 GPUs, and there are 3"),
-        ('[group.course]\nweight = 3\n[budget.group.b]\nday = "1"', "there is no group 'b'"),
-        (RES.format("exam", "nobody", 1), "there is no group 'nobody'"),
-        ("[group.a]\nceiling = 1\n" + RES.format("exam", "a", 2), "may have 1 GPU, fewer than the 2"),
-        ("[group.a]\n[group.b]\nfloor = 2\n" + RES.format("exam", "a", 2), "floors would add up to 4 GPUs"),
-        ("[group.a]\n" + RES.format("exam", "a", 4), "4 GPUs are more than there are (3)"),
-        ("[group.a]\n" + RES.format("past", "a", 1), "all times of reservation past are past"),
-        ("[group.course]\n[group.lab]\nceiling = 1\nweight = 2\n" + RES.format("exam", "lab", 2), "group lab may have"),
-        ("", "group course would be removed, and cleo is in it"),
+        (
+            "[group.a]\nfloor = 2\n[group.b]\nfloor = 2",
+            "floors would add up to 4 GPUs, and there are 3",
+            "lines 2 and 4",
+        ),
+        ('[group.course]\nweight = 3\n[budget.group.b]\nday = "1"', "there is no group 'b'", "line 4"),
+        (RES.format("exam", "nobody", 1), "there is no group 'nobody'", "line 2"),
+        ("[group.a]\nceiling = 1\n" + RES.format("exam", "a", 2), "may have 1 GPU, fewer than the 2", "lines 2 and 5"),
+        ("[group.a]\n[group.b]\nfloor = 2\n" + RES.format("exam", "a", 2), "add up to 4 GPUs", "lines 3 and 6"),
+        ("[group.a]\n" + RES.format("exam", "a", 4), "4 GPUs are more than there are (3)", "line 4"),
+        ("[group.a]\n" + RES.format("past", "a", 1), "all times of reservation past are past", "line 5"),
+        (
+            "[group.a]\n" + RES.format("exam", "a", 1) + RES.format("test", "a", 1),
+            "reservation exam would overlap with test of the same group",
+            "lines 5 and 10",
+        ),
+        (
+            "[group.course]\n[group.lab]\ngpus = 1\nweight = 2\n" + RES.format("exam", "lab", 2),
+            "group lab may have",
+            "lines 3 and 7",
+        ),
+        ("", "group course would be removed, and cleo is in it", ""),
     ],
 )
-def test_a_file_in_which_parts_contradict_each_other_changes_nothing(text: str, said: str) -> None:
+def test_a_file_in_which_parts_contradict_each_other_changes_nothing(text: str, said: str, where: str) -> None:
+    """The lines of the file that contradict one another are said."""
     bench = office()
     bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo", group=COURSE))
     apply(bench, FILE.replace(', "cleo"', ""))
     bench.do(cmd.SetTenant(tenant=CLEO, group=COURSE))
     before = bench.state.snapshot()
     answer = apply(bench, text)
-    assert isinstance(answer, SubletError)
+    assert isinstance(answer, InvalidRequest)
     assert said in answer.message
+    message = parse_policy(text).with_lines(answer).message
+    assert message == (f"{answer.message} ({where})" if where else answer.message)
     assert bench.state.snapshot() == before
 
 
