@@ -379,8 +379,8 @@ class Office:
         try:
             await self.driver.submit(command)
         except InvalidRequest as error:
-            said = limits.with_lines(error)
-            raise InvalidRequest(f"{self.home / POLICY_FILE}: {said.message}", do=said.do) from error
+            reason = limits.with_lines(error)
+            raise InvalidRequest(f"{self.home / POLICY_FILE}: {reason.message}", do=reason.do) from error
 
     def _offer(self) -> None:
         """What may be lent of this machine, where that has changed."""
