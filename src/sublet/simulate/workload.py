@@ -139,8 +139,7 @@ def generate(seed: int, *, sessions: int, days: float) -> list[WorkloadSession]:
     """So many sessions over so many days. What would run beyond the end is cut off."""
     source = random.Random(f"workload/{seed}")
     end_min = days * MINUTES_PER_DAY
-    found = [_session(source, f"s{number}", days, end_min) for number in range(sessions)]
-    return _checked(sorted((session for session in found if session.cells), key=lambda session: session.start_min))
+    return _in_order(_session(source, f"s{number}", days, end_min) for number in range(sessions))
 
 
 def _session(source: random.Random, name: str, days: float, end_min: float) -> WorkloadSession:
@@ -205,23 +204,23 @@ def parse_lab(text: str) -> Lab:
 def course(seed: int, *, students: int, labs: Sequence[Lab]) -> list[WorkloadSession]:
     """One week of a course: all students come to each lab, and half of them work on the evening before the deadline."""
     source = random.Random(f"course/{seed}")
-    found: list[WorkloadSession] = []
-    for student in range(students):
-        tenant = f"student-{student}"
-        for number, lab in enumerate(labs):
-            start_min = lab.start_min + source.random() * ARRIVE_MIN
-            found.append(_sitting(source, f"{tenant}-lab-{number}", tenant, start_min, lab.stop_min))
-        if source.random() < CRAMMING_SHARE:
-            low, high = CRAMMING
-            start_min = low + source.random() * (high - low) * 0.75
-            found.append(_sitting(source, f"{tenant}-night", tenant, start_min, high))
     first_min = course_start_min(labs)
-    moved = (
+    return _in_order(
         replace(session, start_min=session.start_min - first_min, stop_min=session.stop_min - first_min)
-        for session in found
-        if session.cells
+        for student in range(students)
+        for session in _week(source, f"student-{student}", labs)
     )
-    return _checked(sorted(moved, key=lambda session: session.start_min))
+
+
+def _week(source: random.Random, tenant: str, labs: Sequence[Lab]) -> Iterator[WorkloadSession]:
+    """Of one student."""
+    for number, lab in enumerate(labs):
+        start_min = lab.start_min + source.random() * ARRIVE_MIN
+        yield _sitting(source, f"{tenant}-lab-{number}", tenant, start_min, lab.stop_min)
+    if source.random() < CRAMMING_SHARE:
+        low, high = CRAMMING
+        start_min = low + source.random() * (high - low) * 0.75
+        yield _sitting(source, f"{tenant}-night", tenant, start_min, high)
 
 
 def course_start_min(labs: Sequence[Lab]) -> float:
@@ -251,7 +250,7 @@ def resample(sessions: Sequence[WorkloadSession], seed: int) -> list[WorkloadSes
         return list(sessions)
     source = random.Random(f"resample/{seed}")
     drawn = (replace(source.choice(sessions), name=f"r{number}") for number in range(len(sessions)))
-    return _checked(sorted(drawn, key=lambda session: session.start_min))
+    return _in_order(drawn)
 
 
 def paying(sessions: Sequence[WorkloadSession], share: float, seed: int) -> list[WorkloadSession]:
@@ -268,7 +267,7 @@ def merged(sessions: Sequence[WorkloadSession], background: Sequence[WorkloadSes
         return list(sessions)
     end_min = max((session.stop_min for session in sessions), default=0.0)
     both = [*sessions, *(job for job in background if job.start_min <= end_min)]
-    return _checked(sorted(both, key=lambda session: session.start_min))
+    return _in_order(both)
 
 
 def peak_gpus(sessions: Sequence[WorkloadSession], vram_gib: float) -> int:
@@ -287,12 +286,18 @@ def peak_gpus(sessions: Sequence[WorkloadSession], vram_gib: float) -> int:
     return max(1, math.ceil(most - 1e-6))
 
 
-def _checked(sessions: list[WorkloadSession]) -> list[WorkloadSession]:
-    if sum(len(session.cells) for session in sessions) > CELLS_MAX:
-        raise InvalidRequest(
-            f"the workload has more than {CELLS_MAX:,} cells", do="Take fewer days, sessions or students."
-        )
-    return sessions
+def _in_order(sessions: Iterable[WorkloadSession]) -> list[WorkloadSession]:
+    """Those that have cells, by their beginning; refused as soon as there are too many."""
+    found, left = [], CELLS_MAX
+    for session in sessions:
+        left -= len(session.cells)
+        if left < 0:
+            raise InvalidRequest(
+                f"the workload has more than {CELLS_MAX:,} cells", do="Take fewer days, sessions or students."
+            )
+        if session.cells:
+            found.append(session)
+    return sorted(found, key=lambda session: session.start_min)
 
 
 def read_trace(path: Path) -> list[WorkloadSession]:

@@ -221,6 +221,17 @@ def test_a_million_cells_are_refused_before_they_are_all_read(tmp_path: Path, mo
         generate(1, sessions=64, days=2)
 
 
+def test_too_many_sessions_or_students_are_refused_before_they_are_all_generated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A course of a million took more than a minute and gigabytes before it was refused."""
+    monkeypatch.setattr(workload, "CELLS_MAX", 50)
+    with pytest.raises(InvalidRequest, match="more than 50 cells"):
+        generate(1, sessions=10**12, days=2)
+    with pytest.raises(InvalidRequest, match="more than 50 cells"):
+        course(1, students=10**12, labs=[parse_lab("Tue 10:00-12:00")])
+
+
 @pytest.mark.needs("material")
 @pytest.mark.slow
 def test_the_two_day_trace_comes_out_as_it_did() -> None:
