@@ -16,7 +16,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import mean
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +37,7 @@ from sublet.studio.records import Entry, ProcessIdentity, Session, Started, even
 from sublet.studio.states import SessionEvent, SessionState
 from sublet.testing.machine import FaultName
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.http_views import SESSION_LABEL
+from sublet.wire.http_views import BILL_GROUPINGS, SESSION_LABEL
 from tests.simulation.holder import HolderProcess
 from tests.simulation.office import OfficeProcess
 from tests.simulation.once import swept_afterwards
@@ -702,12 +702,10 @@ class PeopleRules:
         if not bills.reconcile(usages, history.devices(now_ns)).ok:
             self.fail("N5", "the sum over tenants is not the sum over devices")
         totals = {}
-        for by in ("session", "tenant", "device", "lease"):
-            bill = bills.fold(usages, by=by)
-            totals[by] = (
-                {kind: sum(line.of(kind) for line in bill.lines) for kind in Kind},
-                sum(line.grains for line in bill.lines),
-            )
+        amounts = {one.name for one in fields(bills.Line) if one.type == "int"} - {"leases", "uncounted"}
+        for by in BILL_GROUPINGS:
+            lines = bills.fold(usages, by=by).lines
+            totals[by] = {name: sum(getattr(line, name) for line in lines) for name in sorted(amounts)}
         if len({repr(total) for total in totals.values()}) > 1:
             self.fail("N5", f"the sums differ: {totals}")
         known = {ident for person in self.world.people for ident in folded(person.store.entries)}

@@ -123,13 +123,12 @@ def for_people(by: str, lines: list[Json]) -> str:
         ]
         for line in lines
     ]
-    # A lease of two devices, or of two days, stands in both lines: then leases and their time have no sum here.
+    # A lease of two devices, or of two days, stands in both lines: then leases have no sum here.
     overlap = has_period or by == "device"
     total = [
         *["total", *[""] * (has_tenant + has_period)],
         "" if overlap else str(sum(line["leases"] for line in lines)),
-        "" if by == "device" else seconds(sum(line["held_seconds"] for line in lines)),
-        *(seconds(sum(line[column] for line in lines)) for column in ("busy_seconds", "gpu_seconds")),
+        *(seconds(sum(line[column] for line in lines)) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
         f"{sum(line['cost'] for line in lines):.4f}",
         *[f"{sum(line.get('fuel', 0) for line in lines):,}"] * has_fuel,
         *[seconds(sum(line.get("waited_seconds", 0.0) for line in lines))] * has_wait,

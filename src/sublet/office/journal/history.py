@@ -28,6 +28,7 @@ _AuditedEvent = (
     | ev.TenantSet
     | ev.Queued
     | ev.Granted
+    | ev.Claimed
     | ev.Ungranted
     | ev.Ending
     | ev.Ended
@@ -56,6 +57,7 @@ class _Lease:
         "is_volume",
         "labels",
         "metered",
+        "offered",
         "pays_priority",
         "saved",
         "start_ns",
@@ -84,6 +86,8 @@ class _Lease:
         self.done: tuple[Holding, ...] = ()
         self.charges: tuple[Charge, ...] | None = None
         """What it holds now; None between grants."""
+        self.offered: tuple[Part, ...] = ()
+        """An offer that is open. It costs nothing until it is accepted, which is when it is claimed."""
         self.start_ns = start_ns
         """When what it holds was granted; before the first grant, when it was asked for."""
         self.waited_ns: int | None = None
@@ -149,10 +153,16 @@ class AuditHistory:
                     tenant, self._group(tenant), request.labels, ns, pays_priority=request.pays_priority
                 )
                 self._open.add(request.id)
+            case ev.Granted(offered=True):
+                self._leases[event.lease].offered = event.parts
             case ev.Granted():
                 self._start(event.lease, event.parts, ns, wall_ns)
+            case ev.Claimed():
+                if offered := self._leases[event.lease].offered:
+                    self._leases[event.lease].offered = ()
+                    self._start(event.lease, offered, ns, wall_ns)
             case ev.Ungranted():
-                self._stop(event.lease, ns)
+                self._leases[event.lease].offered = ()
             case ev.Ending():
                 # The agent ends a lease by its own clock, perhaps while the office is down; what the end says counts,
                 # but never more than until it was written.

@@ -317,7 +317,9 @@ def fold(
     A lease that held nothing in the window has no part in the bill. Leases without the label share the line ""; the
     values of several labels are joined with commas. With ``per`` each day or month (UTC) has lines of its own. By
     device a lease of two devices stands in both lines: what it held of each, and its price, are exact; what is known of
-    the lease alone (busy time, launches) is divided between its GPUs, or where it had none between all that it held.
+    the lease alone (how long it was held, busy time, launches) is divided between its GPUs, or where it had none
+    between all that it held. So every amount adds up to the same in every grouping. What counts leases (``leases``,
+    ``ended``, ``uncounted``) is no amount: a lease counts in each line, of a device or a period, that it has a part in.
     """
     rates = rates or Rates()
     check_window(since_ns, until_ns)
@@ -335,8 +337,6 @@ def fold(
                 continue
             part.period = period
             shares = _by_device(usage, part, rates, low_ns, high_ns) if by == "device" else {_key(usage, by): part}
-            if by == "session" and usage.labels.get(SESSION_LABEL) and not _has_device(usage):
-                part.held_ns = 0  # of a session: its volume is beside its GPU, and its suspended program has none
             if by == "lease" and (period, usage.lease) not in lines:  # a volume has one usage for each of its groups
                 lines[period, usage.lease] = part
                 continue
@@ -418,15 +418,17 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
         way=usage.way,
     )
     held_ns = sum(holding.held_ns for holding in usage.holdings)
+    # A session has its volume beside its GPU, and a suspended program of it has none: that is no time of its own.
+    is_beside = bool(usage.labels.get(SESSION_LABEL)) and not _has_device(usage)
     can_be_busy = any(charge.kind in _WORKING for holding in usage.holdings for charge in holding.charges)
-    busy_ns = min(usage.busy_ns, held_ns) if can_be_busy else 0
+    busy_ns = min(usage.busy_ns, held_ns) if can_be_busy and not is_beside else 0
     inside, before_ns = False, 0
     for holding in usage.holdings:
         low_ns, high_ns = _clip(holding, since_ns, until_ns)
         if high_ns > low_ns or (not holding.held_ns and _within(holding.wall_ns, since_ns, until_ns)):
             inside = True
             part_ns = high_ns - low_ns
-            row.held_ns += part_ns
+            row.held_ns += 0 if is_beside else part_ns
             # Busy time is known of the lease, not of each moment: a window has its share of it. Rounding the running
             # sums, not the shares, lets windows that meet add up.
             row.busy_ns += _share(busy_ns, before_ns + high_ns, held_ns) - _share(busy_ns, before_ns + low_ns, held_ns)
@@ -455,21 +457,28 @@ def _by_device(
         low_ns, high_ns = _clip(holding, since_ns, until_ns)
         if high_ns > low_ns or (not holding.held_ns and _within(holding.wall_ns, since_ns, until_ns)):
             for charge in holding.charges:
-                line = found.setdefault(charge.resource, Line(key=charge.resource))
-                line.charge(charge, high_ns - low_ns, rates)
-                if charge.kind is Kind.GPU:
-                    gpus[charge.resource] = None
-            for resource in dict.fromkeys(charge.resource for charge in holding.charges):
-                found[resource].held_ns += high_ns - low_ns
+                found.setdefault(charge.resource, Line(key=charge.resource)).charge(charge, high_ns - low_ns, rates)
+            cards = dict.fromkeys(charge.resource for charge in holding.charges if charge.kind is Kind.GPU)
+            gpus |= cards
+            if row.held_ns:
+                bearers = cards or dict.fromkeys(charge.resource for charge in holding.charges)
+                for resource, part_ns in _divided(high_ns - low_ns, bearers):
+                    found[resource].held_ns += part_ns
     for line in found.values():
         line.leases, line.live, line.ended = row.leases, row.live, dict(row.ended)
-    bearers = list(gpus or found)
-    for name in ("busy_ns", "uncounted", "waited_ns", *_COUNTED, "bytes_saved", "saves"):
-        whole = getattr(row, name)
-        for index, resource in enumerate(bearers):
-            part = whole * (index + 1) // len(bearers) - whole * index // len(bearers)
+    for resource in gpus or found:
+        found[resource].uncounted = row.uncounted
+    for name in ("busy_ns", "waited_ns", *_COUNTED, "bytes_saved", "saves"):
+        for resource, part in _divided(getattr(row, name), gpus or found):
             setattr(found[resource], name, part)
     return found
+
+
+def _divided(whole: int, bearers: Iterable[ResourceId]) -> Iterator[tuple[ResourceId, int]]:
+    """Equal shares of an amount, which come to the whole."""
+    names = list(bearers)
+    for index, resource in enumerate(names):
+        yield resource, whole * (index + 1) // len(names) - whole * index // len(names)
 
 
 _COUNTED: Final[Mapping[str, Callable[[Metered], int]]] = {

@@ -225,7 +225,7 @@ def _is_used_up(state: State, budget: BudgetRecord, now: Now) -> bool:
 def _costs(state: State, lease: LeaseRecord) -> bool:
     """Whether anything of what it has, or asks for, has a price."""
     held, rates = state.books.held.get(lease.id), state.rates
-    if held is not None:
+    if held is not None and held.units:  # an offer has none yet
         return cost(held.units, rates) > 0
     kinds = {want.kind for want in lease.wants}
     if lease.pays_priority and rates.priority:

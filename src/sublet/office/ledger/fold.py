@@ -377,6 +377,8 @@ def _claimed(state: State, event: ev.Claimed, now: Now) -> None:
     claimed = LeaseEvent.CLAIM if lease.resume is None else LeaseEvent.RESUME
     lease.status = next_lease(lease.status, claimed, lease.id)
     lease.claimed_at_ns, lease.deadline_ns, lease.number = now.ns, event.deadline_ns, event.number
+    if lease.offered:  # from here on it is paid for
+        lease.granted_at_ns, lease.granted_wall_ns = now.ns, now.wall_ns
     lease.claim_by_ns, lease.offered = None, False
     state.arm(lease)
 

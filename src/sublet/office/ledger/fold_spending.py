@@ -123,6 +123,14 @@ def _ending(state: State, event: ev.Ending, now: Now) -> None:
     _stop(state, event.lease, min(event.end.at_ns, now.ns))
 
 
+def _claimed(state: State, event: ev.Claimed, now: Now) -> None:
+    if state.books.held[event.lease].units:
+        _again(state, event, now)
+    else:  # it was an offer
+        _stop(state, event.lease, now.ns)
+        _start(state, event.lease, _of_lease(state, state.leases[event.lease], now))
+
+
 def _again(state: State, event: ev.Claimed | ev.Spared | ev.Queued, now: Now) -> None:
     """What it costs is the same; but it may be one that a used-up budget does not allow."""
     lease = event.lease if isinstance(event, ev.Queued) else state.leases[event.lease]
@@ -185,8 +193,8 @@ def _held_now(state: State) -> list[tuple[LeaseId, HeldRecord]]:
 
 
 def _of_lease(state: State, lease: LeaseRecord, now: Now | None) -> HeldRecord:
-    """As the grant had it, which is ``now``, or was. Of a lease that is older than the note of its place on the wall
-    clock, that is taken from the request."""
+    """As the grant had it, or the claim of an offer, which is ``now``, or was. An offer costs nothing until then. Of a
+    lease that is older than the note of its place on the wall clock, that is taken from the request."""
     start_ns = lease.granted_at_ns if now is None else now.ns
     wall_ns = lease.granted_wall_ns if now is None else now.wall_ns
     assert start_ns is not None, f"{lease.id} is {lease.status} and was never granted"
@@ -195,7 +203,9 @@ def _of_lease(state: State, lease: LeaseRecord, now: Now | None) -> HeldRecord:
         group=lease.group or state.group_of(lease.tenant),
         start_ns=start_ns,
         wall_ns=lease.asked_wall_ns + start_ns - lease.asked_at_ns if wall_ns is None else wall_ns,
-        units=units_of(
+        units={}
+        if lease.offered
+        else units_of(
             lease.parts,
             {part.resource: state.resources[part.resource].device.model for part in lease.parts},
             pays_priority=lease.pays_priority,
@@ -216,7 +226,7 @@ def _of_volume(state: State, volume: VolumeRecord) -> HeldRecord:
 
 _NOTES: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.Queued: _again,
-    ev.Claimed: _again,
+    ev.Claimed: _claimed,
     ev.Spared: _again,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

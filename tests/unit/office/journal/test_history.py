@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import random
 from decimal import Decimal
@@ -12,12 +13,14 @@ import msgspec
 import pytest
 
 from sublet.errors import JournalError
+from sublet.lease_end import EndReason
 from sublet.office.journal.history import AuditHistory, wire_lines
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.bills import Bill, Holding, Line, fold, reconcile, to_csv
-from sublet.office.ledger.records import TenantRecord
+from sublet.office.ledger.bills import Bill, Holding, Line, Rates, fold, reconcile, to_csv
+from sublet.office.ledger.records import EndRecord, TenantRecord
 from sublet.values import GIB, Epoch, GroupId, Kind, LeaseId, NodeId, ResourceId, TenantId
-from sublet.wire.orders import Device, Saved
+from sublet.wire.http_views import BILL_GROUPINGS, SESSION_LABEL
+from sublet.wire.orders import Device, Metered, Part, Saved
 from tests.unit.office.journal.making import (
     GPU,
     OPENED,
@@ -88,16 +91,25 @@ def test_the_wait_is_from_the_request_to_the_first_grant_whatever_clock_came_bet
     assert usage.waited_ns == 40
 
 
-def test_an_offer_that_was_declined_is_held_until_then(place: Place) -> None:
-    """And what is granted later is a stretch of its own."""
+def test_an_offer_costs_nothing_until_it_is_accepted(place: Place) -> None:
+    """One that is declined is on no bill; of one that is accepted the time before that was a wait."""
     told: Told = [
         (1, queued("a")),
-        (10, granted("a", 1)),
+        (10, offered("a", 1)),
         (15, ev.Ungranted(lease=LeaseId("a"), detail="declined")),
-        (30, granted("a", 2)),
+        (30, offered("a", 2)),
+        (40, ev.Claimed(lease=LeaseId("a"), deadline_ns=99, number=1)),
         (50, ending("a", 50)),
     ]
-    assert held(history(place, told), 99) == {"a": [(10, 15), (30, 50)]}
+    assert held(history(place, told[:4]), 35) == {}, "one that is open costs nothing either"
+    past = history(place, told)
+    assert held(past, 99) == {"a": [(40, 50)]}
+    assert [usage.waited_ns for usage in past.usages(99)] == [39]
+    assert reconcile(past.usages(99), past.devices(99)).ok
+
+
+def offered(name: str, n: int, *parts: Part) -> ev.Granted:
+    return msgspec.structs.replace(granted(name, n, *parts), offered=True)
 
 
 def test_nothing_was_worked_under_an_offer_that_was_declined(place: Place) -> None:
@@ -178,42 +190,127 @@ def test_history_can_be_read_in_parts(place: Place) -> None:
 SEEDS: Final = range(40)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_tenants_and_devices_add_up_for_any_past(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Random grants, offers, ends and reboots over several kinds; a naive third sum agrees with both."""
-    chance = random.Random(seed)
-    ns, naive, told, live = 1000, 0, Told(), dict[str, tuple[int, int]]()
-    for n in range(60):
-        ns += chance.randrange(0, 50)
-        name = f"l{n}"
-        match chance.randrange(6):
+class RandomPast:
+    """Random requests, grants, offers, ends, checkpoints and reboots, with and without sessions; and a naive sum."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance, self.told = random.Random(seed), Told()
+        self.ns, self.naive = 1000, 0
+        self.live: dict[str, tuple[int, int]] = {}
+        """Since when, and thousandths of devices."""
+        self.open_offers: dict[str, int] = {}
+        for number in range(80):
+            self.ns += self.chance.randrange(0, 50)
+            self._step(number)
+        self.naive += sum(millis * (self.ns - start) for start, millis in self.live.values())
+
+    def _step(self, number: int) -> None:
+        chance, ns = self.chance, self.ns
+        match chance.randrange(8):
             case 0 | 1 | 2:
-                gpu = part(ResourceId(f"n/gpu{chance.randrange(3)}"), millis=chance.choice((125, 500, 1000)))
-                cores = part(ResourceId("n/cpu"), Kind.CPU, amount=chance.randrange(1, 9))
-                told += [(ns, queued(name, chance.choice(("ada", "bob")))), (ns, granted(name, n, gpu, cores))]
-                live[name] = (ns, gpu.millis)
-            case 3 if live:
-                name = chance.choice(sorted(live))
-                start, millis = live.pop(name)
+                self._ask(f"l{number}", number)
+            case 3 if self.live:
+                name = chance.choice(sorted(self.live))
+                start, millis = self.live.pop(name)
                 stop = max(start, ns - chance.randrange(0, 30))
-                told.append((ns, ending(name, stop)))
-                naive += millis * (stop - start)
-            case 4 if live:
-                name = chance.choice(sorted(live))
-                start, millis = live.pop(name)
-                told.append((ns, ev.Ungranted(lease=LeaseId(name), detail="")))
-                naive += millis * (ns - start)
-            case 5:
+                self.naive += millis * (stop - start)
+                busy_ns = chance.randrange(0, stop - start + 1)
+                end = EndRecord(reason=chance.choice(list(EndReason)), at_ns=stop, wall_ns=at(stop).wall_ns)
+                self._tell(ev.Ending(lease=LeaseId(name), end=end, number=2, busy_ns=busy_ns))
+                counts = Metered(
+                    vram_byte_seconds=chance.randrange(99),
+                    launches=chance.randrange(99),
+                    failures=chance.randrange(9),
+                    bytes_in=chance.randrange(99),
+                    fuel=chance.randrange(99),
+                    is_whole=chance.random() < 0.5,
+                )
+                self._tell(ev.Metered(lease=LeaseId(name), counts=counts))
+            case 4 if self.live:
+                lease = LeaseId(chance.choice(sorted(self.live)))
+                self._tell(
+                    ev.Saved(lease=lease, saved=Saved(version=1, wall_ns=ns, size=chance.randrange(99), count=3))
+                )
+            case 5 if self.open_offers:
+                name = chance.choice(sorted(self.open_offers))
+                millis = self.open_offers.pop(name)
+                if chance.random() < 0.5:
+                    self._tell(ev.Ungranted(lease=LeaseId(name), detail=""))
+                else:
+                    self._tell(ev.Claimed(lease=LeaseId(name), deadline_ns=ns + 99, number=1))
+                    self.live[name] = (ns, millis)
+            case 6:
+                size = chance.randrange(1, 99)
+                ada, name, block = TenantId("ada"), f"v{chance.randrange(3)}", ResourceId("n/block")
+                epoch, lease = Epoch(1, 1), LeaseId("x")
+                kept = ev.VolumeKept(tenant=ada, name=name, resource=block, size=size, lease=lease, epoch=epoch)
+                gone = ev.VolumeRemoved(tenant=ada, name=name, resource=block, size=size)
+                self._tell(chance.choice((kept, gone)))
+                group = chance.choice((None, GroupId("lab")))
+                self._tell(ev.TenantSet(tenant=TenantRecord(id=TenantId("ada"), group=group)))
+            case 7:
                 shift = chance.randrange(-900, 900)
-                ns += shift
-                told.append((ns, ev.Rebased(clock_domain=f"boot-{n}", shift_ns=shift, extended_ns=0)))
-                live = {name: (start + shift, millis) for name, (start, millis) in live.items()}
+                self.ns += shift
+                self._tell(ev.Rebased(clock_domain=f"boot-{number}", shift_ns=shift, extended_ns=0))
+                self.live = {name: (start + shift, millis) for name, (start, millis) in self.live.items()}
             case _:
                 pass
-    past = history(Place(tmp_path_factory.mktemp("past")), told)
-    account = reconcile(past.usages(ns), past.devices(ns))
+
+    def _ask(self, name: str, number: int) -> None:
+        """A lease of one or two GPUs; or a volume, or the memory of a suspended program, beside that."""
+        chance = self.chance
+        labels = {SESSION_LABEL: f"s-{chance.randrange(4)}"} if chance.random() < 0.6 else {}
+        gpus = [ResourceId(f"n/gpu{index}") for index in chance.sample(range(3), chance.randrange(1, 3))]
+        parts = [part(gpu, millis=chance.choice((125, 500, 1000)), amount=chance.randrange(1, 99)) for gpu in gpus]
+        parts.append(part(ResourceId("n/cpu"), Kind.CPU, amount=chance.randrange(1, 9)))
+        if chance.random() < 0.4:
+            kind = chance.choice((Kind.BLOCK, Kind.MEMORY))
+            parts = [part(ResourceId(f"n/{kind}"), kind, amount=chance.randrange(1, 99))]
+        request = queued(name, chance.choice(("ada", "bob")), labels)
+        paying = msgspec.structs.replace(request.lease, pays_priority=chance.random() < 0.3)
+        self._tell(msgspec.structs.replace(request, lease=paying))
+        self.ns += chance.randrange(0, 30)
+        millis = sum(one.millis for one in parts)
+        if chance.random() < 0.3:
+            self._tell(offered(name, number, *parts))
+            self.open_offers[name] = millis
+        else:
+            self._tell(granted(name, number, *parts))
+            self.live[name] = (self.ns, millis)
+
+    def _tell(self, event: ev.Event) -> None:
+        self.told.append((self.ns, event))
+
+
+AMOUNTS: Final = {one.name for one in dataclasses.fields(Line) if one.type in ("int", int)} - {"leases", "uncounted"}
+"""What is added up. The others count leases, of which one may have several devices."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_sum_is_the_same_for_any_past(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tenants and devices by two ways and a naive third; every amount of a bill by whatever it is grouped, also in a
+    window that cuts leases, with a line for what is of no session."""
+    made = RandomPast(seed)
+    past = history(Place(tmp_path_factory.mktemp("past")), made.told)
+    usages = past.usages(made.ns)
+    account = reconcile(usages, past.devices(made.ns))
     assert account.ok, (seed, account)
-    assert account.tenants[Kind.GPU] == naive + sum(millis * (ns - start) for start, millis in live.values()), seed
+    assert account.tenants[Kind.GPU] == made.naive, seed
+    lasted = [one for usage in usages for one in usage.holdings]
+    if not lasted:
+        return
+    first, last = min(one.wall_ns for one in lasted), max(one.wall_ns + one.held_ns for one in lasted)
+    third = (last - first) // 3
+    for since_ns, until_ns in ((None, None), (first + third, first + 2 * third + 1)):
+        total = fold(usages, rates=Rates(priority=7), since_ns=since_ns, until_ns=until_ns).total
+        for by in BILL_GROUPINGS:
+            lines = fold(usages, by=by, rates=Rates(priority=7), since_ns=since_ns, until_ns=until_ns).lines
+            for name in AMOUNTS:
+                assert sum(getattr(line, name) for line in lines) == getattr(total, name), (seed, by, name)
+            assert all(line.busy_ns <= line.held_ns for line in lines), (seed, by)
+            if by != "device":
+                assert sum(line.leases for line in lines) == total.leases, (seed, by)
+                assert sum(sum(line.ended.values()) for line in lines) == sum(total.ended.values()), (seed, by)
 
 
 def test_a_bill_goes_over_the_wire_in_seconds(place: Place) -> None:

@@ -46,6 +46,8 @@ class Spot:
     """For priority."""
     payer: str = ""
     """The group that its tenant was in when it asked."""
+    pays_from_ns: int | None = None
+    """None: never, since it was offered and the offer was not accepted."""
     groups: list[tuple[int, str]] = field(default_factory=list)
     """In which group its tenant was, since when."""
 
@@ -328,10 +330,12 @@ class Model:
         held: dict[tuple[Kind, bool, bool], int] = {}
         for spot in self.history:
             until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
+            if spot.pays_from_ns is None:
+                continue
             if until_ns > since_ns and whose in self._payers(spot.tenant, spot.payer):
                 what = spot.kind, models[spot.device] == "T4", spot.pays
                 units = spot.millis if spot.kind is Kind.GPU else spot.amount
-                held[what] = held.get(what, 0) + units * (until_ns - max(since_ns, spot.since_ns))
+                held[what] = held.get(what, 0) + units * (until_ns - max(since_ns, spot.pays_from_ns))
         return sum((self._price(*what) * amount / (3600 * NS_PER_S) for what, amount in held.items()), Fraction(0))
 
     def _price(self, kind: Kind, is_t4: bool, pays: bool) -> Fraction:
@@ -522,6 +526,7 @@ class Model:
         lease.group = lease.group or self.group_of(lease.tenant)
         for spot in spots:
             spot.grant, spot.payer, spot.pays = self.grants, lease.group, lease.pays
+            spot.pays_from_ns = self.now_ns
         self.spots += spots
         self.history += spots
         if is_beyond:
@@ -529,10 +534,18 @@ class Model:
         return True
 
     def _activate(self, lease: ModelLease) -> None:
+        if lease.offered:
+            self._bill_from(lease, self.now_ns)
         lease.status, lease.offered = "active", False
         lease.deadline_ns = self.now_ns + lease.ttl_ns
 
+    def _bill_from(self, lease: ModelLease, at_ns: int | None) -> None:
+        for spot in self.spots:
+            if (spot.lease, spot.grant) == (lease.id, lease.grant):
+                spot.pays_from_ns = at_ns
+
     def _offer(self, lease: ModelLease) -> None:
+        self._bill_from(lease, None)
         lease.offered = True
         lease.claim_by_ns = self.now_ns + self.policy.offer_valid_ns
 

@@ -165,7 +165,8 @@ def test_a_session_held_what_it_had_a_gpu_for_and_its_volume_beside_that() -> No
     assert (own.key, own.held_ns, own.gpu_milli_ns, own.leases) == ("s-1", 10 * HOUR, 10_000 * HOUR, 2)
     assert own.block_byte_ns == 90 * HOUR * GIB
     assert none.held_ns == 7 * HOUR, "of what is of no session it is said as in any bill"
-    assert len({sum(line.grains for line in bill.lines) for bill in bills.values()}) == 1, "all of it is paid"
+    for name in ("grains", "held_ns"):
+        assert len({sum(getattr(line, name) for line in bill.lines) for bill in bills.values()}) == 1, name
 
 
 def test_lines_by_group_are_of_the_group_at_the_request() -> None:
@@ -196,6 +197,10 @@ def test_by_device_a_lease_stands_with_each_of_its_devices() -> None:
     assert (first.gpu_milli_ns, second.gpu_milli_ns, cpu.core_ns) == (1500 * HOUR, 1000 * HOUR, 8 * HOUR)
     assert (first.cost, second.cost, cpu.cost) == (Decimal("1.5"), Decimal(5), Decimal("0.16"))
     assert (first.launches, second.launches, cpu.launches) == (3, 4, 0)
+    assert (first.held_ns, second.held_ns, cpu.held_ns) == (HOUR // 2 + HOUR, HOUR // 2, 0)
+    assert (first.uncounted, second.uncounted, cpu.uncounted) == (2, 1, 0), (
+        "of neither it is known that all was counted"
+    )
     assert (first.leases, second.leases, cpu.leases, bill.total.leases) == (2, 1, 1, 2)
 
 
@@ -227,7 +232,7 @@ def test_days_and_months_have_lines_of_their_own() -> None:
 
 HELD: Final = (
     *("gpu_milli_ns", "core_ns", "memory_byte_ns", "block_byte_ns", "vram_leased_byte_ns"),
-    *("grains", "busy_ns", "waited_ns"),
+    *("grains", "priority_grains", "held_ns", "busy_ns", "waited_ns"),
 )
 COUNTS: Final = ("vram_byte_seconds", "launches", "failures", "bytes_moved", "fuel", "bytes_saved", "saves")
 
