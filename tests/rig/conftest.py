@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -39,9 +41,11 @@ def _locks_of_cards_that_never_were() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def rig_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For ``forking_rig``."""
-    return tmp_path_factory.mktemp("machines")
+def rig_place() -> Iterator[Path]:
+    """For ``forking_rig``. Any user may look into it, as into the folders of a driver."""
+    with tempfile.TemporaryDirectory(prefix="sublet-cards-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -398,14 +398,20 @@ def is_free(card: dict[str, Any]) -> bool:
     return bool(card["state"] == "free" and card["free"] == card["capacity"] and not card["leases"])
 
 
-def cards_of(sublet: Shell) -> list[dict[str, Any]]:
+def answer_of(sublet: Shell, path: str) -> Any:
+    """A command for each look would take longer than what is waited for."""
     line = Line(socket_path(sublet.home.resolve()))
     try:
-        answer = line.ask(Call(method="GET", path="/v1/status"))
+        answer = line.ask(Call(method="GET", path=path))
     finally:
         line.close()
     assert answer is not None
-    return [device for device in answer.doc["devices"] if device["kind"] == "gpu"]
+    assert answer.status == 200, answer
+    return answer.doc
+
+
+def cards_of(sublet: Shell) -> list[dict[str, Any]]:
+    return [device for device in answer_of(sublet, "/v1/status")["devices"] if device["kind"] == "gpu"]
 
 
 def index_of(rig: Rig, name: str) -> int:
@@ -580,7 +586,7 @@ def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_v
     broken = rig.trouble("cuMemsetD8_v2", code=1)
     finished(process)
     release_all(sublet.home)
-    (fence,) = until(lambda: [one for one in sublet.json("fence", "ls") if one["hard"]], WAIT_S)
+    (fence,) = until(lambda: [one for one in answer_of(sublet, "/v1/fences") if one["hard"]], WAIT_S)
     clear(broken)
     assert index_of(rig, fence["resource"]) == index
     assert "could not be overwritten" in fence["detail"]

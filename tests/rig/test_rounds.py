@@ -278,7 +278,7 @@ def _until(what: Callable[[], object], text: str) -> None:
     end_s = time.monotonic() + WAIT_S
     while not what():
         assert time.monotonic() < end_s, f"{text} did not come to be"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +18,13 @@ from typing import Any, Final
 
 import pytest
 
+import sublet
 from sublet.client.home import runtime_dir
 from sublet.node.agent.rehearsal import PATTERN
 from tests.commands import run_sublet
 from tests.rig.device_files import DEVICES
 from tests.rig.personalities import FOUR_H100
-from tests.rig.rig import NewRig, Rig, clear, make_rig
+from tests.rig.rig import NewRig, Rig, clear
 from tests.rig.test_interface import run_on
 from tests.rig.test_personalities import STEPS
 from tests.traces import plain_env, supervisor_of, until
@@ -33,16 +33,21 @@ pytestmark = pytest.mark.needs("gcc")
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def rig(new_rig: NewRig) -> Rig:
     """Any user may look into its folder, as into those of a driver, and write to its cards."""
-    place = Path(tempfile.mkdtemp(prefix="sublet-cards-"))
-    place.chmod(0o755)
-    made = make_rig(place, FOUR_H100)
+    made = new_rig(FOUR_H100)
     made.folder.chmod(0o755)
     for path in made.folder.iterdir():
         path.chmod(0o755 if ".so" in path.name else 0o666)
-    yield made
-    shutil.rmtree(place)
+    return made
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where a supervisor has its folders, which any user may pass through."""
+    with tempfile.TemporaryDirectory(prefix="sublet-walls-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 ROOM: Final = """
@@ -107,26 +112,25 @@ except Unsupported as error:
 """
 
 
-def found_by_a_guest(rig: Rig, *, hands_on: bool) -> Any:
-    place = rig.folder.parent
+def found_by_a_guest(rig: Rig, place: Path, *, hands_on: bool) -> Any:
     return run_on(rig, GUEST, str(place), rig.card(1).name, "yes" if hands_on else "no")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
-def test_a_tenants_guest_finds_libraries_that_only_a_variable_leads_to(rig: Rig) -> None:
+def test_a_tenants_guest_finds_libraries_that_only_a_variable_leads_to(rig: Rig, place: Path) -> None:
     """By LD_LIBRARY_PATH the office had found the card and lent it; the guest's environment did not name the folder."""
-    assert found_by_a_guest(rig, hands_on=True) == ["0\n", ["LD_LIBRARY_PATH"]]
-    assert "cannot open shared object" in str(found_by_a_guest(rig, hands_on=False))
+    assert found_by_a_guest(rig, place, hands_on=True) == ["0\n", ["LD_LIBRARY_PATH"]]
+    assert "cannot open shared object" in str(found_by_a_guest(rig, place, hands_on=False))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
-def test_libraries_that_a_tenants_guest_may_not_see_are_a_refusal_with_the_folder(rig: Rig) -> None:
+def test_libraries_that_a_tenants_guest_may_not_see_are_a_refusal_with_the_folder(rig: Rig, place: Path) -> None:
     rig.folder.chmod(0o700)
-    message, do = found_by_a_guest(rig, hands_on=True)
+    message, do = found_by_a_guest(rig, place, hands_on=True)
     assert f"other users cannot read {rig.folder}" in message
     assert "ldconfig" in do
     rig.folder.chmod(0o777)
-    message, _ = found_by_a_guest(rig, hands_on=True)
+    message, _ = found_by_a_guest(rig, place, hands_on=True)
     assert f"other users can write {rig.folder}" in message
 
 
@@ -153,12 +157,12 @@ print(said_by(spec, walls, tenancy)[0])
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
 @pytest.mark.parametrize("leased", [(1,), (0, 3)])
-def test_a_tenants_guest_finds_exactly_the_cards_of_its_lease(rig: Rig, leased: tuple[int, ...]) -> None:
+def test_a_tenants_guest_finds_exactly_the_cards_of_its_lease(rig: Rig, place: Path, leased: tuple[int, ...]) -> None:
     """It found no GPU at all: no file of a card was shown behind its walls, and CUDA opens these files."""
     rig.state.nodes = 1
     for index in range(4):
         rig.card(index).node = 10 + index  # not its place in a list
-    said, cards, files = run_on(rig, FINDS, str(rig.folder.parent), *(rig.card(index).name for index in leased))
+    said, cards, files = run_on(rig, FINDS, str(place), *(rig.card(index).name for index in leased))
     assert said == 0
     assert cards == [bytes(rig.card(index).uuid).hex() for index in leased]
     own = [f"nvidia{10 + index}" for index in leased]
@@ -301,15 +305,19 @@ def test_a_card_in_quarantine_keeps_no_other_card_from_another_office(new_rig: N
         assert done.status == 0, done
         return done.out.decode()
 
-    def free(env: dict[str, str]) -> int:
-        devices = json.loads(run(env, "status", "--json"))["devices"]
+    def free(office: sublet.Fabric) -> int:
+        devices = office.request("GET", "/v1/status", shape=dict)["devices"]
         return sum(device["kind"] == "gpu" and device["free"] == device["capacity"] for device in devices)
 
+    def asked(name: str) -> sublet.Fabric:
+        return sublet.connect(home=tmp_path / name, start=False)
+
     run(envs[0], "run", "--gpu", "1GiB", "--", "true")  # the office has tried its cards out
-    until("four clean cards", lambda: free(envs[0]) == 4)
-    trouble = rig.trouble("cuMemsetD8_v2", code=1)
-    run(envs[0], "run", "--gpu", "1GiB", "--wait", "20s", "--", "true")
-    until("a quarantine", lambda: json.loads(run(envs[0], "status", "--json"))["quarantined"])
+    with asked("first") as office:
+        until("four clean cards", lambda: free(office) == 4)
+        trouble = rig.trouble("cuMemsetD8_v2", code=1)
+        run(envs[0], "run", "--gpu", "1GiB", "--wait", "20s", "--", "true")
+        until("a quarantine", lambda: office.request("GET", "/v1/fences", shape=list))
     said = run(envs[0], "down")
     supervisor = supervisor_of(runtime_dir(tmp_path / "first"))
     assert "Its supervisor stays for 1 slice in quarantine" in said
@@ -317,7 +325,8 @@ def test_a_card_in_quarantine_keeps_no_other_card_from_another_office(new_rig: N
     clear(trouble)
     try:
         run(envs[1], "run", "--gpu", "1GiB", "--gpus", "3", "--wait", "20s", "--", "true")
-        until("all but one are free", lambda: free(envs[1]) == 3)
+        with asked("second") as office:
+            until("all but one are free", lambda: free(office) == 3)
         run(envs[1], "down")
         run(envs[0], "up")
         (fence,) = json.loads(run(envs[0], "fence", "ls", "--json"))
