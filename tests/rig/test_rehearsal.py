@@ -143,11 +143,13 @@ def test_what_an_ended_process_still_has_is_waited_for_in_each_step(new_rig: New
 TAKES_ALL_AFTER_DOCTOR: Final = """
 import ctypes, json
 from sublet.cli.doctor_devices import gpu_checks
-said = [check() for name, check in gpu_checks().items() if name.startswith("card ")]
+checks = gpu_checks()
+_, in_use, *_ = checks["GPU in use"]()
+said = [check() for name, check in checks.items() if name.startswith("card ")]
 cuda = ctypes.CDLL("libcuda.so.1")
 codes = [cuda.cuInit(0)]
 codes += [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device) for device in range(len(said))]
-print(json.dumps([codes, [text for _, text, *_ in said]]))
+print(json.dumps([codes, [text for _, text, *_ in said], in_use]))
 """
 
 
@@ -175,10 +177,12 @@ def test_an_office_takes_requests_when_its_own_processes_have_left_the_cards(new
 
 
 def test_doctor_ends_when_its_own_processes_have_left_the_cards(new_rig: NewRig) -> None:
-    """A card that lets one process in was still taken for the program that came next."""
+    """A card that lets one process in was still taken for the program that came next. And what they had there counted
+    as memory in use by others."""
     rig = new_rig(EXCLUSIVE)
     rig.state.lingers_ms = 2_000
-    codes, said = run_on(rig, TAKES_ALL_AFTER_DOCTOR)
+    codes, said, in_use = run_on(rig, TAKES_ALL_AFTER_DOCTOR)
+    assert in_use == "no process uses a card"
     assert codes == [0, 0, 0]
     assert all("; suspend: yes" in text and ", suspending " in text for text in said)
 
@@ -193,7 +197,7 @@ def test_doctor_ends_when_its_own_processes_have_left_the_cards(new_rig: NewRig)
 )
 def test_doctor_says_why_nothing_is_suspended_on_a_card(new_rig: NewRig, personality: Personality, why: str) -> None:
     """It gave one reason everywhere: where an MPS server was in the way, that a newer driver was needed."""
-    _, said = run_on(new_rig(personality), TAKES_ALL_AFTER_DOCTOR)
+    _, said, _ = run_on(new_rig(personality), TAKES_ALL_AFTER_DOCTOR)
     assert [why in text.partition("; suspend: no (")[2] for text in said] == [True] * 2, said
 
 

@@ -37,7 +37,6 @@ from sublet.node.agent.rehearsal import (
     ONE_PROCESS,
     Rehearsal,
     await_gone,
-    in_use,
     rehearse_all,
     shows_pids,
 )
@@ -236,10 +235,11 @@ def gpu_checks() -> dict[str, Callable[[], CheckResult]]:
     if not found.cards:
         return checks
     nodes = {card.uuid: card.nodes for card in found.cards}
-    before = in_use(nodes)
+    readings = _read(found, None)
+    before = {reading.uuid: reading.used or 0 for reading in readings}
     tried = {one.card: one for one in asyncio.run(rehearse_all(nodes, _caps()))}
     if (sees := shows_pids(tried.values())) is not None:
-        checks["GPU in use"] = lambda: _in_use(_read(found, None), sees)
+        checks["GPU in use"] = lambda: _in_use(readings, sees)
     models: dict[str, list[Card]] = {}
     for card in sorted(found.cards, key=lambda card: bool(tried[card.uuid].busy)):
         if not card.is_instance and not tried[card.uuid].failed:
