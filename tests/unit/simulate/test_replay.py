@@ -18,7 +18,7 @@ from sublet.office.policy_file import parse_policy
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
 from sublet.simulate.replay import POLICY, Costs, ModelGpus, Replay, ReplayHardware, Rules, fluid_bound_ns, read_costs
-from sublet.simulate.results import HOUR_NS, Result
+from sublet.simulate.results import HOUR_NS, Result, compare
 from sublet.simulate.workload import (
     COLUMNS,
     DURATION_MIN,
@@ -221,6 +221,14 @@ def test_a_million_cells_are_refused_before_they_are_all_read(tmp_path: Path, mo
         generate(1, sessions=64, days=2)
 
 
+def test_what_was_taken_from_idle_holders_is_no_preempted_cell() -> None:
+    """No cell ran there. One column says so; the document has both."""
+    result = Result(name="leases", gpus=1, sessions=1, preemptions={"idle": 5, "fair_share": 2, "preempted": 1})
+    (row,) = [row for row in compare([result])[1] if row[0] == "cells preempted"]
+    assert row[1] == "3"
+    assert result.figures()["preemptions"]["idle"] == 5
+
+
 def test_too_many_sessions_or_students_are_refused_before_they_are_all_generated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -394,6 +402,13 @@ def test_another_seed_of_a_trace_draws_whole_sessions() -> None:
 # ---- what holds in the replay ----
 
 
+@pytest.mark.parametrize(("gpus", "warm"), [((2, 1), 1), ((1, 1), 1), ((1, 2), 0)])
+def test_a_cell_goes_on_with_what_its_session_holds_if_that_is_enough(gpus: tuple[int, int], warm: int) -> None:
+    session = WorkloadSession("s", 0.0, tuple(Cell(1, 5, count) for count in gpus), 20.0)
+    result = Replay([session], ReplayHardware(gpus=2), check_every=1).run()
+    assert (result.cells, result.warm) == (2, warm)
+
+
 def test_a_cell_beyond_a_quota_is_left_out_and_one_within_it_waits() -> None:
     """The limits of a policy are the ledger's own."""
     cells = (Cell(0, 5, 2), Cell(0, 5, 1))
@@ -402,6 +417,8 @@ def test_a_cell_beyond_a_quota_is_left_out_and_one_within_it_waits() -> None:
         both, ReplayHardware(gpus=4), rules=Rules(policy=Policy(quota_default=Quota(gpus=1))), check_every=1
     ).run()
     assert (result.cells, result.refused) == (2, 2)
+    assert result.fluid_ns > 0
+    assert result.bound_ns is None, "it counts the work that was left out"
     first, second = sorted(result.waits_ns)
     assert first == 0
     assert second >= 5 * NS_PER_S, "of one tenant, one at a time"

@@ -73,6 +73,19 @@ def test_requests_ahead_are_counted_by_the_first_difference_and_granted_in_that_
         assert bench.lease(after.id).status is LeaseStatus.GRANTED
 
 
+def test_a_request_whose_holder_has_held_less_is_said_to_go_first() -> None:
+    """Ann's second request came later than the one that goes on with what was taken from her after half an hour."""
+    bench = Bench()
+    bench.granted(tenant=ANN, ttl_s=3600)
+    bench.wait(31 * MINUTE)
+    taker = bench.queued(tenant=BEN)
+    bench.wait(31)
+    bench.claim(taker)
+    goes_on, fresh = bench.queued(tenant=ANN), bench.queued(gpu(4), tenant=ANN)
+    assert [(ahead.because, ahead.requests) for ahead in explained(bench, goes_on).ahead] == [(Because.HELD, (fresh,))]
+    assert explained(bench, fresh).ahead == ()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_place_and_requests_ahead_agree_whatever_was_done(seed: int) -> None:
     """For every waiting request of a random office; and asking changes nothing."""
@@ -217,6 +230,27 @@ def test_a_ceiling_that_other_members_use_up_says_when_the_first_of_their_leases
     assert bench.now_ns > latest_ns - seconds(10), "it was renewed as late as it could be"
     bench.wait(latest_ns / 1e9 - bench.now_ns / 1e9)
     assert bench.lease(request.id).status is LeaseStatus.GRANTED
+
+
+def test_what_other_members_hold_is_what_is_waited_for_and_not_what_is_its_own() -> None:
+    """Ben has held for ten minutes longer than Ann; that his lease ends would not be enough."""
+    bench = bench_with_a_lab(ANN, BEN, gpus=3)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, ceiling=2), is_new=False))
+    bench.granted(tenant=BEN, ttl_s=700)
+    bench.wait(10 * MINUTE)
+    bench.granted(tenant=ANN, ttl_s=300)
+    request = bench.queued(gpu(8, count=2), tenant=BEN)
+    assert explained(bench, request).advice[0].endswith("the first of their leases ends within 35m 5s")
+
+
+def test_a_member_of_more_weight_holds_for_longer_and_the_moment_says_so() -> None:
+    """Ann's weight is three times Ben's: at the maximum her share is not the larger one yet. Eight turns bound it."""
+    bench = bench_with_a_lab(ANN, BEN, gpus=2)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, ceiling=1), is_new=False))
+    bench.do(cmd.SetTenant(tenant=ANN, weight=3))
+    bench.granted(tenant=ANN, ttl_s=300)
+    request = bench.queued(tenant=BEN)
+    assert explained(bench, request).advice[0].endswith("the first of their leases ends within 4h 5m")
 
 
 def test_a_ceiling_that_its_own_lease_uses_up_is_said_so() -> None:

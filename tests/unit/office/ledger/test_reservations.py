@@ -295,6 +295,17 @@ def test_others_are_told_how_long_it_is_reserved() -> None:
     assert first.kind is ReasonKind.RESERVATION
 
 
+def test_of_several_reservations_the_end_of_the_first_is_told() -> None:
+    bench = office(gpus=2)
+    reserve(bench, gpus=1, end_s=END + 600)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("exam"))))
+    reserve(bench, gpus=1, group=GroupId("exam"), name="exam")
+    bench.wait(START - 1000)
+    found = bench.ledger.explain(bench.queued(tenant=BEN), bench.now)
+    (reason,) = [reason for reason in found.reasons if reason.kind is ReasonKind.RESERVATION]
+    assert reason.text == "2 GPUs are reserved for another group for 40m more"
+
+
 # ---- when something goes wrong
 
 

@@ -95,6 +95,15 @@ def pause(*, tier: Tier = Tier.INTERACTIVE) -> tuple[Bench, LeaseRecord, LeaseRe
     return bench, bench.lease("cleo"), bench.lease(again.id)
 
 
+def test_an_idle_further_turn_yields_to_any_request_and_is_said_to() -> None:
+    """Its pause is kept from none."""
+    bench, turn = office()
+    bench.idle(turn)
+    bench.wait(20)
+    (idle,) = [one for one in bench.ledger.explain(turn, bench.now).reasons if one.kind is ReasonKind.IDLE]
+    assert idle.text == "it is idle: any request that waits may have it, once its state is safe"
+
+
 @pytest.mark.parametrize("tier", [Tier.INTERACTIVE, Tier.BATCH])
 def test_a_newcomer_keeps_its_gpu_in_a_pause_between_two_cells(tier: Tier) -> None:
     """A further turn that took it in each pause would run for its least time, and the next cell wait for so long."""
