@@ -23,7 +23,7 @@ import pytest
 
 from sublet.cli.table import COMMANDS
 from sublet.client.home import runtime_dir
-from tests.commands import run_sublet
+from tests.commands import command_file, run_sublet
 from tests.crash.office_process import release_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,7 +142,11 @@ def test_shell_blocks_run_as_they_stand(page: Path, place: Path, homes: dict[str
     up has one of its own; one that only uses it leaves no lease to the next."""
     script = "\n".join(SHELL.findall(page.read_text()))
     home = place.parent / "home" if SETS_UP.search(script) else homes["shell"]
-    environment = {**os.environ, "SUBLET_HOME": str(home), "HOME": str(place.parent)}
+    programs = place.parent / "bin"
+    programs.mkdir()
+    path = os.pathsep.join((str(programs), os.environ["PATH"]))
+    environment = {**os.environ, "SUBLET_HOME": str(home), "HOME": str(place.parent), "PATH": path}
+    command_file(programs / "sublet", environment)
 
     def sublet(*words: str) -> bytes:
         return run_sublet(*words, cwd=place, env=environment, timeout=LONGEST_S).out
