@@ -22,7 +22,7 @@ from tests.simulation import coverage
 from tests.simulation.mutant import Change, in_force
 from tests.simulation.run import CHUNK, MODES, run_many, run_seed
 
-RARE: Final = (214, 172, 445, 62, 50, 216, 103, 393, 74, 184, 180, 373, 246)
+RARE: Final = (226, 172, 64, 208, 102, 266, 90, 271, 210, 137, 43, 294, 178, 152, 188)
 """Seeds in which every fault meets every state, found greedily among the first few hundred. They are tried first."""
 SEEDS: Final = 40
 SEEDS_MAX: Final = 500
