@@ -156,21 +156,6 @@ def entries(calls: str) -> object:
 
 
 @scene
-def chance(*imports: str) -> object:
-    stage = Stage(*imports)
-    code = """
-import random, sys
-drawn = [random.random()]
-for name in ("numpy", "torch"):
-    if name in sys.modules:
-        module = sys.modules[name]
-        drawn.append(float(module.random.rand() if name == "numpy" else module.rand(1)))
-print(*drawn)
-"""
-    return [stage.run("-c", code)["out"].split() for _ in range(3)]
-
-
-@scene
 def proof(*imports: str) -> object:
     """What is said of a zygote with these imports."""
     return Stage(*imports).settled()
@@ -576,14 +561,26 @@ def kib_of(pid: int) -> dict[str, int]:
 
 @scene
 def compute(*imports: str) -> object:
-    """A child computes with the threads of its libraries, several times, and the zygote stays as it was."""
+    """A child computes with the threads of its libraries, several times, and the zygote stays as it was. Another draws
+    random numbers from each of them."""
     stage = Stage(*imports)
-    code = """
+    computes = """
 from sublet.guest.zygote_checks import compute_a_little
 import decimal
 print([compute_a_little() for _ in range(3)], decimal.Decimal(2).sqrt())
 """
-    return stage.settled(), [stage.run("-c", code)["out"] for _ in range(3)]
+    draws = """
+import random, sys
+drawn = [random.random()]
+for name in ("numpy", "torch"):
+    if name in sys.modules:
+        module = sys.modules[name]
+        drawn.append(float(module.random.rand() if name == "numpy" else module.rand(1)))
+print(*drawn)
+"""
+    said = stage.settled()
+    results = [stage.run("-c", computes)["out"] for _ in range(3)]
+    return said, results, [stage.run("-c", draws)["out"].split() for _ in range(3)]
 
 
 if __name__ == "__main__":

@@ -117,7 +117,6 @@ FIRST: Final = (
     "test_warm_secrets.py",
     "test_canary.py",
     "test_full_disk.py",
-    "no_paths",
     "test_doctor_strict.py",
 )
 """What takes longest begins first: groups, and files of tests that stand alone."""

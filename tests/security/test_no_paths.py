@@ -18,9 +18,10 @@ from typing import Final
 
 import pytest
 
+from tests.unit.package_source import LOOKS_AT_SOURCE
 from tests.unit.test_map import MODULES, house_imports_of
 
-pytestmark = pytest.mark.xdist_group("no_paths")  # they read the same files, once in a process
+pytestmark = LOOKS_AT_SOURCE
 
 BEGIN = ("engines", "node", "office", "guest.zygote")
 """Rooms and programs that root's processes start from."""

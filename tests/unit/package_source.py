@@ -40,6 +40,7 @@ class SourceFile:
         try:
             return ast.parse(self.text)
         finally:
+            gc.freeze()  # and so would each later test of this process that looks for all garbage
             gc.enable()
 
     @cached_property

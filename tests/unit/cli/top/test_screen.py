@@ -110,6 +110,7 @@ LOOK: Final = st.builds(
 )
 
 
+@settings(max_examples=examples(20))
 @given(SNAPSHOT, LOOK, st.integers(COLUMNS_MIN, 250), st.integers(ROWS_MIN, 70), SECONDS)
 def test_any_snapshot_fits_any_terminal(
     known: OfficeSnapshot, look: ScreenView, columns: int, rows: int, now_s: float
@@ -122,7 +123,7 @@ def test_any_snapshot_fits_any_terminal(
         assert_harmless("".join(span.text for span in line))
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(10))
 @given(SNAPSHOT, LOOK, st.integers(1, 39), st.integers(1, 12))
 def test_a_terminal_that_is_far_too_small_gets_what_fits(
     known: OfficeSnapshot, look: ScreenView, columns: int, rows: int
