@@ -112,7 +112,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "office": (
         *("tests/unit/office", "tests/transcripts"),
         *("tests/integration/test_office_http.py", "tests/integration/test_client.py"),
-        *("tests/crash/test_journal_crash.py", "tests/integration/test_resume.py"),
+        *("tests/crash/test_journal_crash.py", "tests/crash/test_home_reorder.py", "tests/integration/test_resume.py"),
         *("tests/integration/test_tenant_matrix.py",),
     ),
     "client": (

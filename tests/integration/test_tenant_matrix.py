@@ -449,6 +449,11 @@ def test_a_studio_acquires_and_keeps_leases_of_sessions_and_gets_no_token_with_t
             epoch = attached.json["lease"]["epoch"]
             assert (attached.status, attached.json.get("token")) == (200, None)
             item = {"lease": path.rpartition("/")[2], "epoch": epoch}
+            plain = {"request_id": "own", "wants": good["wants"]}
+            own = (await b.ask("POST", "/v1/leases", plain, token=ANN)).json["lease"]
+            for verb, body in (("renew", {"epoch": own["epoch"]}), ("release", {"request_id": "r"})):
+                answer = await ask("POST", f"/v1/leases/{own['id']}/{verb}", body)
+                assert answer.status == 404, "a lease of the same tenant that is no session's"
             many = [await ask("POST", "/v1/renewals", {"items": [item]}, tenant=one) for one in ("ann", "bob")]
             assert [answer.status for answer in many] == [200, 404]
             page = b.service.access.caller(b"Bearer " + STUDIO.encode())

@@ -595,6 +595,20 @@ def test_a_connection_of_a_loop_that_has_ended_is_not_used_by_the_next(tmp_path:
         office.close()
 
 
+def test_a_thread_that_holds_nothing_listens_to_nothing(blocking: Blocking) -> None:
+    """It only has something to give back: no stream is opened for that, of which a tenant may have a few."""
+    done: list[int] = []
+
+    def give_back() -> Program[None]:
+        done.append((yield from ask(HttpCall(method="GET", path="/v1/leases", timeout_s=60.0))).status)
+
+    blocking.clock.go(LISTEN_AFTER_S + max(LISTEN_AGAIN_S))
+    blocking.begin(give_back())
+    until("an answer", lambda: done)
+    blocking.keeper.stop(60.0)
+    assert blocking.office.count(EVENTS) == 0
+
+
 def test_the_stream_is_kept_a_little_after_the_last_lease(blocking: Blocking) -> None:
     """For the next is often near. Then it is closed, and the office keeps no connection of an idle program."""
     (held,) = listened(blocking)

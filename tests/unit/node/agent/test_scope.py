@@ -131,6 +131,8 @@ def test_a_supervisor_comes_either_way(
         assert "sublet.node.supervisor" in asked
         argv = Path(f"/proc/{started._pid}/cmdline").read_bytes().split(b"\0")
         assert argv[0].decode() == sys.executable
+        log = str(Path(settings.state) / starting.LOG_NAME)
+        assert [os.readlink(f"/proc/{started._pid}/fd/{number}") for number in (1, 2)] == [log, log]
         assert (finding._scope == prefix) is (text == GIVES)
     finally:
         os.kill(started._pid, signal.SIGKILL)

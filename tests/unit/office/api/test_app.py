@@ -56,6 +56,8 @@ def test_a_lease_is_acquired_renewed_shown_and_released() -> None:
             renewed = await b.ask("POST", f"/v1/leases/{lease['id']}/renew", {"epoch": lease["epoch"], "busy": 30})
             assert (renewed.status, renewed.json["ttl"], renewed.json["epoch"]) == (200, 60.0, lease["epoch"])
             assert renewed.json["deadline"] == lease["deadline"] + 30
+            longer = await b.ask("POST", f"/v1/leases/{lease['id']}/renew", {"epoch": lease["epoch"], "ttl": 90})
+            assert (longer.status, longer.json["ttl"]) == (200, 90.0)
             shown = await b.ask("GET", f"/v1/leases/{lease['id']}")
             assert (shown.json["answer"], shown.json["lease"]["busy"]) == ("grant", 30.0)
             released = await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
@@ -344,9 +346,15 @@ def test_an_operator_sees_revokes_drains_and_clears() -> None:
             fences = (await b.ask("GET", "/v1/fences")).json
             assert [fence["resource"] for fence in fences] == ["n1/gpu0"]
             assert (await b.ask("GET", "/v1/status")).json["quarantined"] == 1
+            in_use = b.service.in_use
+            assert in_use, "or an office that a program has started would end, and nobody clear it"
             b.agent.faults.turn_off(FaultName.STUCK_TEARDOWN)
+            of_another = {"vouch": True, "lease": "another"}
+            assert (await b.ask("POST", "/v1/fences/clear?resource=n1/gpu0", of_another)).status == 400
+            assert len((await b.ask("GET", "/v1/fences")).json) == 1
             cleared = await b.ask("POST", "/v1/fences/clear?resource=n1/gpu0", {"vouch": True})
             assert (cleared.status, cleared.json) == (200, [])
+            assert not b.service.in_use
             drained = await b.ask("POST", "/v1/nodes/n1/drain", {})
             assert drained.json["state"] == "draining"
             assert (await b.ask("POST", "/v1/nodes/n1/drain", {"draining": False})).json["state"] == "up"

@@ -137,6 +137,24 @@ def test_the_end_of_a_process_names_all_its_leases(programs: Programs) -> None:
     asyncio.run(main())
 
 
+def test_a_process_whose_descriptor_has_the_number_of_an_earlier_one_is_watched(programs: Programs) -> None:
+    """The earlier one was forgotten by the loop as well, before its descriptor was closed."""
+
+    async def main() -> None:
+        (first, one), (second, other) = programs.start(), programs.start()
+        office = Office(processes=programs.processes)
+        office.watch.start()
+        office.tell(queued("L1", one))
+        first.kill()
+        assert await office.hears() == HolderGone(process=one, leases=(LeaseId("L1"),))
+        office.tell(ended("L1"), queued("L2", other))
+        second.kill()
+        assert await office.hears() == HolderGone(process=other, leases=(LeaseId("L2"),))
+        office.watch.close()
+
+    asyncio.run(main())
+
+
 def test_an_office_that_starts_looks_again(programs: Programs) -> None:
     """One process is there, one has ended, one cannot be seen from here."""
 

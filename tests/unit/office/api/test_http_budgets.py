@@ -58,6 +58,21 @@ def test_a_budget_is_set_credited_used_up_and_removed() -> None:
     run(story)
 
 
+def test_of_a_budget_without_an_end_it_is_said_how_long_it_lasts() -> None:
+    """At what is held now; where that is a thousand years, nothing is said."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            ann = (await b.ask("POST", "/v1/tenants", {"id": "ann"})).json["token"]
+            await b.ask("POST", "/v1/leases", {"request_id": "r", "wants": GPU, "ttl": 60}, token=ann)
+            for amount, is_said in (("1", True), ("1000000000", False)):
+                made = await b.ask("POST", "/v1/budgets", {"tenant": "ann", "per": "total", "amount": amount})
+                assert (made.status, made.json["resets_at"]) == (200, None), made.body
+                assert (made.json["lasts_until"] is not None) is is_said, made.json
+
+    run(story)
+
+
 def test_what_is_no_budget_is_refused_and_changes_nothing() -> None:
     async def story() -> None:
         async with bench(local_rule=True) as b:

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sublet.office.api.processes import SO_PEERPIDFD, PeerConnection, ProcessFate, ProcessTable
+from sublet.office.access import Origin
+from sublet.office.api.processes import SO_PEERPIDFD, PeerConnection, ProcessFate, ProcessTable, _origin
 from sublet.office.ledger.records import ProcessRecord
 from tests.left_open import left_of, open_now
 
@@ -190,6 +191,7 @@ def test_a_proxy_is_not_the_holder(remote: Remote) -> None:
 def test_a_socket_of_another_kind_has_no_peer_process() -> None:
     with socket.socket(socket.AF_INET) as sock:
         assert ProcessTable().of_peer(sock, os.getpid(), LATER_NS) is None
+        assert _origin(sock, shared=False) == Origin(shared=False), "nor a user"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sublet.office.ledger.fold import apply
 from sublet.office.ledger.records import LOCAL_TENANT, Quota, Want
 from sublet.office.ledger.scheduler import WALK_MAX
 from sublet.values import GIB, Kind, NodeId, RequestId, ResourceId, Tier
-from sublet.wire.orders import End, Extend, Failed, Grant, Notify, TornDown
+from sublet.wire.orders import End, Extend, Failed, Fault, Grant, Notify, TornDown
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared
 
 N1 = NodeId("n1")
@@ -453,3 +453,42 @@ def test_what_is_said_of_a_newer_epoch_holds_for_the_older() -> None:
     bench.report(TornDown(node=N1, lease=lease.id, epoch=newer, resources=(resource,)))
     assert not bench.state.resources[resource].slices
     assert lease.status is LeaseStatus.ENDED
+
+
+def test_a_drain_may_give_no_notice_at_all() -> None:
+    bench = Bench()
+    lease = bench.granted()
+    bench.do(cmd.Drain(node=N1, notice_ns=0))
+    assert bench.state.nodes[N1].draining
+    bench.wait(1)
+    assert lease.end is not None
+
+
+def test_a_node_that_is_lost_is_lost_once() -> None:
+    """Its link is found broken from several sides, and each says so."""
+    bench = Bench()
+    bench.granted()
+    assert bench.do(cmd.NodeGone(node=N1)).events
+    assert not bench.do(cmd.NodeGone(node=N1)).events
+
+
+def test_a_fault_of_a_device_is_told_by_its_own_node_alone() -> None:
+    """An agent cannot take a device of another machine out of service."""
+    bench = Bench(inventory("n1", device("gpu0")), inventory("n2", device("gpu1")))
+    lease = bench.granted()
+    resource, own = lease.parts[0].resource, lease.node
+    assert own is not None
+    (other,) = bench.state.nodes.keys() - {own}
+    assert not bench.report(Fault(node=other, resource=resource, detail="Xid 79")).events
+    bench.report(Fault(node=own, resource=resource, detail="Xid 79"))
+    assert bench.state.resources[resource].detail == "Xid 79"
+
+
+def test_who_attached_last_is_shown_as_the_holder() -> None:
+    """By the name that it gave, or by that of the one before; and it is the one who asked."""
+    bench = Bench()
+    lease = bench.granted(tenant=ANN)
+    bench.do(cmd.Attach(tenant=ANN, lease=lease.id, request_id=RequestId("1"), holder="trainer", peer="one"))
+    assert (bench.lease(lease.id).holder, bench.lease(lease.id).peer) == ("trainer", "one")
+    bench.do(cmd.Attach(tenant=ANN, lease=lease.id, request_id=RequestId("2"), peer="two"))
+    assert (bench.lease(lease.id).holder, bench.lease(lease.id).peer) == ("trainer", "two")

@@ -189,6 +189,19 @@ def test_its_own_time_runs_out_in_the_same_way(bench: Bench, ttl_s: float) -> No
     assert bench.lease(lease.parked_under).status is LeaseStatus.ACTIVE
 
 
+def test_where_nothing_can_be_suspended_its_own_time_runs_out_without_more_words() -> None:
+    """Its agent asks all the same, without a notice: the lease lasts to its deadline."""
+    bench = Bench(inventory("n1", device("gpu0", suspend=Suspend.NONE), device("memory", Kind.MEMORY, 8 * GIB)))
+    bench.is_empty = False
+    lease = idle_lease(bench)
+    bench.wait(280)
+    say_need(bench, lease, expiring=True)
+    assert (status(lease), lease.notice) == (LeaseStatus.ACTIVE, None)
+    bench.wait(60)
+    assert lease.end is not None
+    assert (lease.end.reason, lease.parked_under) == (EndReason.IDLE, None)
+
+
 def test_a_silent_holder_is_not_parked(bench: Bench) -> None:
     """Something ran when it was heard last: its program is gone, and nobody would come for it."""
     lease = bench.granted(tenant=BEN)
