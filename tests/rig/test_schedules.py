@@ -177,6 +177,7 @@ def begun(act, *arguments):
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        ctypes.CDLL(None).prctl(1, 9)  # else one that hangs would keep the output open
         try:
             said = act(*arguments)
         except BaseException:

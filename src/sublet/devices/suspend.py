@@ -108,14 +108,23 @@ class Suspender:
             raise kind(f"suspend: {error.message}{why}", call="suspend") from error
         return list(states)
 
-    def resume(self, pids: Iterable[int], pairs: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def resume(
+        self, pids: Iterable[int], pairs: Sequence[tuple[bytes, bytes]] = (), *, were_suspended: bool = True
+    ) -> None:
         """Put them back, and let them go on. ``pairs`` says for each device they saw which one it is now, by UUID.
-        Raises ``SuspendFailed``: what could not be put back is lost."""
+        ``were_suspended``: all of them were, so one that lives and that the driver does not report is not passed over:
+        it would wait for ever. Raises ``SuspendFailed``: what could not be put back is lost."""
         if pairs and not self.can_move:
             raise SuspendFailed(
                 f"resume: a driver of CUDA {dotted(self.version)} puts a process back only where it was", call="resume"
             )
-        states = {pid: state for pid in pids if (state := self._state(pid)) is not None}
+        found = {pid: self._state(pid) for pid in pids}
+        states = {pid: state for pid, state in found.items() if state is not None}
+        unknown = [pid for pid, state in found.items() if state is None and were_suspended and _lives(pid)]
+        if unknown:
+            raise SuspendFailed(
+                f"resume: the driver does not report process {unknown[0]}, which is suspended", call="resume"
+            )
         try:
             for pid, state in states.items():
                 if state == CHECKPOINTED:
@@ -184,6 +193,14 @@ class Suspender:
         return made
 
 
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
 def whole_map(pairs: Sequence[tuple[bytes, bytes]], gpus: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     """The pairs, and one more for each GPU that is not in them: the driver wants every one that the process could see,
     each as the new one of one pair only. One that is displaced gets a place that became free."""
@@ -212,7 +229,7 @@ def answer(suspender: Suspender, line: str) -> dict[str, object]:
             return {"done": suspender.suspend(pids, int(question.get("timeout_ms", LOCK_MS)), groups)}
         if question["do"] == "resume":
             pairs = [(bytes.fromhex(old), bytes.fromhex(new)) for old, new in question.get("pairs", ())]
-            suspender.resume(pids, pairs)
+            suspender.resume(pids, pairs, were_suspended=not question.get("undo", False))
             return {"done": pids}
         return {"failed": f"{question['do']!r} is nothing that can be asked"}
     except ProcessLost as error:

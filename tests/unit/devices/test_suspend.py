@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +59,7 @@ class FakeDriver:
         self.fails: dict[tuple[str, int], int] = {}
         self.pairs: list[tuple[bytes, bytes]] = []
         self.timeouts: list[int] = []
+        self.is_silent = self.is_silent_once_locked = False
 
     CUcheckpointLockArgs = staticmethod(lambda: Arguments("timeoutMs"))
     CUcheckpointCheckpointArgs = staticmethod(Arguments)
@@ -86,7 +89,8 @@ class FakeDriver:
         return 0, b"in words"
 
     def cuCheckpointProcessGetState(self, pid: int) -> tuple[int, ...]:  # noqa: N802
-        return (0, self.states[pid]) if pid in self.states else (1,)
+        is_silent = self.is_silent or (self.is_silent_once_locked and self.states.get(pid) == LOCKED)
+        return (0, self.states[pid]) if pid in self.states and not is_silent else (1,)
 
     def _step(self, name: str, pid: int, expected: int, then: int) -> tuple[int]:
         self.calls.append((name, pid))
@@ -125,7 +129,7 @@ def test_there_and_back() -> None:
     assert suspender.suspend([1, 2, 7], 1234) == [1, 2]
     assert fake.states == {1: CHECKPOINTED, 2: CHECKPOINTED}
     assert fake.timeouts == [1234, 1234]
-    suspender.resume([1, 2, 7])
+    suspender.resume([1, 2])
     assert fake.states == {1: RUNNING, 2: RUNNING}
     assert [name for name, _ in fake.calls] == [*["lock"] * 2, *["checkpoint"] * 2, *["restore"] * 2, *["unlock"] * 2]
 
@@ -149,6 +153,34 @@ def test_half_a_guest_is_never_suspended(step: str) -> None:
     with pytest.raises(SuspendFailed, match="in words"):
         over(fake).suspend([1, 2])
     assert fake.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_a_suspended_process_that_the_driver_does_not_report_is_no_success() -> None:
+    """It was taken for one without CUDA: it was said to go on, and waited for the driver for ever."""
+    here, ended = os.getpid(), subprocess.Popen(["true"])
+    ended.wait()
+    fake = FakeDriver(here)
+    suspender = over(fake)
+    suspender.suspend([here])
+    fake.is_silent = True
+    with pytest.raises(SuspendFailed, match=f"does not report process {here}, which is suspended"):
+        suspender.resume([here])
+    asked = {"do": "resume", "pids": [here]}
+    assert f"process {here}" in str(answer(suspender, json.dumps(asked))["failed"])
+    assert answer(suspender, json.dumps(asked | {"undo": True})) == {"done": [here]}, "it may never have had a device"
+    fake.is_silent = False
+    suspender.resume([here, ended.pid])
+    assert fake.states == {here: RUNNING}
+
+
+def test_a_process_that_the_driver_does_not_report_any_more_could_not_be_put_back() -> None:
+    """It was locked, the next step failed, and it was said to be as before."""
+    here = os.getpid()
+    fake = FakeDriver(here)
+    fake.fails["checkpoint", here] = 999
+    fake.is_silent_once_locked = True
+    with pytest.raises(ProcessLost, match=f"could not be undone: resume: the driver does not report process {here}"):
+        over(fake).suspend([here])
 
 
 def test_what_could_not_be_undone_is_said() -> None:

@@ -219,7 +219,7 @@ class Suspending:
         if question.request["do"] == "resume":  # where it stopped, it goes on
             question.is_last = True
         else:
-            undo: dict[str, object] = {"do": "resume", "pids": question.request["pids"], "pairs": []}
+            undo: dict[str, object] = {"do": "resume", "pids": question.request["pids"], "pairs": [], "undo": True}
             question = _Question(undo, question.on_answer, self._resume_s, why, is_last=True)
         self._questions.appendleft(question)
         self._start_if_needed()
