@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
 from sublet.wire.http import TenantToken
 from tests.traces import supervisor_of
+from tests.traces import until as until_it_is
 
 WAIT_S = 60.0
 
@@ -50,11 +50,7 @@ def fabric(two_devices: Path) -> Iterator[sublet.Fabric]:
 
 def until(what: Any, timeout_s: float = WAIT_S) -> Any:
     """Wait for something that another process does. Its result, once it is true."""
-    end = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < end, f"waited {timeout_s:g} s for it in vain"
-        time.sleep(0.01)
-    return found
+    return until_it_is("what the office is to say", what, timeout_s)
 
 
 def run(code: str, home: Path, **options: Any) -> subprocess.CompletedProcess[str]:

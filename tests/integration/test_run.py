@@ -28,6 +28,7 @@ from sublet.client.home import runtime_dir
 from tests.commands import run_sublet, start_piped
 from tests.crash.office_process import release_all
 from tests.traces import plain_env
+from tests.traces import until as until_it_is
 
 PATIENCE_S = 60.0
 PYTHON = sys.executable
@@ -73,11 +74,7 @@ class Shell:
 
 def until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Wait for something to become true."""
-    end_s = time.monotonic() + patience_s
-    while not (found := what()):
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.02)
-    return found
+    return until_it_is("what the command line is to say", what, patience_s)
 
 
 def runs(pid: int) -> bool:

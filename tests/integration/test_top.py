@@ -22,6 +22,7 @@ import pytest
 
 from sublet.cli.top.live import ENTER, LEAVE
 from tests.integration.test_cli import Shell
+from tests.traces import until
 
 PATIENCE_S = 60.0
 
@@ -41,7 +42,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         subprocess.Popen(ana.command("lease", "acquire", "--gpu", "1GiB", "--wait", "1h"), **quiet(ana)),
     ]
     try:
-        wait_until(lambda: in_full(shell)["guests"] and in_full(shell)["queue"])
+        until("guests and a queue", lambda: in_full(shell)["guests"] and in_full(shell)["queue"], PATIENCE_S)
         yield shell
     finally:
         for process in held:  # first: who waits starts an office again where one was ended
@@ -57,13 +58,6 @@ def quiet(shell: Shell) -> dict[str, Any]:
 
 def in_full(shell: Shell) -> Any:
     return shell("top", "--json").json
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until_s, "it did not come to pass"
-        time.sleep(0.1)
 
 
 # ---- once ----

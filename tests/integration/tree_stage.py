@@ -33,6 +33,7 @@ from sublet.node.processes.tree import Tree, Trees, marks_of
 from sublet.node.supervisor.recovery import Sweep
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Profile
+from tests.traces import until as until_it_is
 
 PATIENCE_S: Final = 30.0
 LEASE: Final = LeaseId("l1")
@@ -49,10 +50,7 @@ def scene(play: Callable[[Stage], None]) -> Callable[[Stage], None]:
 
 def until(what: str, is_so: Callable[[], object]) -> None:
     """Wait for a condition, not for a time."""
-    limit = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < limit, f"never came to be: {what}"
-        time.sleep(0.005)
+    until_it_is(what, is_so, PATIENCE_S)
 
 
 def is_child_subreaper() -> bool:

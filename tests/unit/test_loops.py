@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +37,7 @@ from sublet.wire.link import Link
 from sublet.wire.link_events import Happening, Over
 from sublet.wire.orders import Inventory
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
+from tests.traces import until as until_it_is
 from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
 
 HERE: Final = "tests.unit.test_loops"
@@ -189,10 +189,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
+    until_it_is("what the thread is to do", is_so, 20)
 
 
 class Failing:

@@ -9,7 +9,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.values import NS_PER_S, Epoch, RenewMode
 from sublet.wire.http import GrantAnswer, RenewalsAnswer, RenewAnswer
+from tests.traces import until as until_it_is
 from tests.unit.client.script import ended, reply, view
 
 TTL_S: Final = 60.0
@@ -220,10 +220,7 @@ def test_a_failed_turn_of_the_task_ends_no_renewing(
 
 
 def until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
+    until_it_is("what the thread is to do", is_so, 60)
 
 
 def test_a_turn_of_the_thread_takes_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +18,7 @@ from sublet.wire.line import SharedConnection, pair
 from sublet.wire.link_events import Called, Event, Over
 from sublet.wire.work import Board, Flag, HolderMessage, OutgoingMessage, WorkerMessage, pack, unpack
 from tests.left_open import left_of, open_now, threads_now
+from tests.traces import until
 
 PATIENCE_S = 60.0
 
@@ -88,13 +89,6 @@ def body(text: str) -> OutgoingMessage:
     return OutgoingMessage(pack(WorkerMessage.FAULT, inline=(json.dumps(text).encode(),)))
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
-
-
 def said(pending: PendingCall) -> str:
     assert pending.came is not None
     return str(json.loads(unpack(pending.came.body).blob))  # type: ignore[union-attr]
@@ -108,7 +102,7 @@ def test_who_looks_takes_in_what_came_and_never_waits(both: tuple[Exchange, Pret
     exchange.send(pending, lambda: body("one"))
     assert not exchange.poll(pending)
     pretended.answers.set()
-    until(lambda: exchange.poll(pending))
+    until("an answer", lambda: exchange.poll(pending), PATIENCE_S)
     assert said(pending) == "one"
     assert exchange.poll(pending), "and once more"
 
@@ -170,7 +164,7 @@ def test_the_end_of_the_line_reaches_everybody(both: tuple[Exchange, Pretended])
     waiting = [threading.Thread(target=exchange.wait, args=(one,)) for one in pending]
     for thread in waiting:
         thread.start()
-    until(lambda: pretended.calls)
+    until("a call", lambda: pretended.calls, PATIENCE_S)
     pretended.line.hang_up()
     for thread in waiting:
         thread.join(PATIENCE_S)
@@ -208,9 +202,9 @@ def test_a_cancelled_call_that_does_not_leave_ends_its_process(
     exchange.send(pending, lambda: body("x"))
     exchange.cancel(pending)
     completions.wake()
-    until(lambda: exchange.ended)  # type: ignore[attr-defined]
+    until("the end", lambda: exchange.ended, PATIENCE_S)  # type: ignore[attr-defined]
     pretended.answers.set()
-    until(lambda: pretended.cancelled == [pending.call])
+    until("a cancelled call", lambda: pretended.cancelled == [pending.call], PATIENCE_S)
 
 
 def test_a_message_that_cannot_be_made_leaves_nothing(both: tuple[Exchange, Pretended]) -> None:
@@ -250,7 +244,7 @@ def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[
 
     for number in range(300):
         completions.add(Watched(number))
-    until(lambda: len(finished) == 300)
+    until("all 300 answers", lambda: len(finished) == 300, PATIENCE_S)
     assert finished == sorted(finished)
     assert not left_of(lambda: threads_now("sublet-calls"), before)
 
@@ -266,7 +260,7 @@ def test_the_answer_of_a_cells_call_tells_whether_the_cell_began(
     call = CellCall(exchange, PendingCall())
     assert not call.has_failed()
     exchange.send(call.pending, lambda: OutgoingMessage(pack(WorkerMessage.ENDED, flags=flags, inline=(b"{}",))))
-    until(lambda: exchange.poll(call.pending))
+    until("an answer", lambda: exchange.poll(call.pending), PATIENCE_S)
     assert call.may_have_begun() is may_have_begun
     assert call.has_failed() is not may_have_begun
 
@@ -281,11 +275,11 @@ def test_of_a_lost_call_the_board_tells_whether_the_cell_may_have_begun(
     assert exchange.wait(introduced)
     pretended.answers.clear()
     exchange.send(call.pending, lambda: body("two"))
-    until(lambda: len(pretended.calls) == 2)
+    until("two calls", lambda: len(pretended.calls) == 2, PATIENCE_S)
     assert pretended.board is not None
     if is_executing:
         pretended.board.begin(call.pending.call, 1)
     pretended.line.hang_up()
-    until(lambda: exchange.poll(call.pending))
+    until("an answer", lambda: exchange.poll(call.pending), PATIENCE_S)
     assert call.may_have_begun() is is_executing
     assert not call.has_failed(), "nobody answered"

@@ -30,6 +30,7 @@ from sublet.wire.line import pair
 from sublet.wire.link_events import Called, Event
 from sublet.wire.work import HolderMessage, OutgoingMessage, WorkerMessage, pack, unpack
 from tests.left_open import open_now
+from tests.traces import until
 from tests.unit.client.test_interrupts import Tracer
 from tests.unit.compute.session_pair import EPOCH, SessionPair
 
@@ -86,7 +87,7 @@ class Two:
         def hear(timeout_s: float | None) -> Any:
             if threading.current_thread() is threading.main_thread() and self.thread.ident is None:
                 self.thread.start()
-                until(lambda: self.exchange._followers)
+                until("a follower", lambda: self.exchange._followers, PATIENCE_S)
                 come()
                 armed()
             return plain(timeout_s)
@@ -98,13 +99,6 @@ class Two:
         self.exchange.close()
         self.theirs.close()
         self.thread.join(PATIENCE_S)
-
-
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
 
 
 def said(pending: PendingCall) -> Any:
@@ -173,7 +167,7 @@ def test_who_follows_and_is_interrupted_does_not_take_the_turn_along() -> None:
         signal = two.exchange._lead_or_follow(two.first, object())
         assert signal is not None
         two.thread.start()
-        until(lambda: len(two.exchange._followers) == 2)
+        until("both followers", lambda: len(two.exchange._followers) == 2, PATIENCE_S)
         two.exchange._stop_waiting(two.first, object())  # by a Ctrl-C
         two.exchange._pass_on("somebody")
         two.answer(1)

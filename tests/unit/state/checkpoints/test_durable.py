@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +31,13 @@ from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Staged
 from sublet.state.transfer import memory
 from sublet.values import Epoch, LeaseId
+from tests.traces import until
 
 PATIENCE_S = 60.0
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until("what the writing thread is to do", true, PATIENCE_S)
 
 
 @dataclass
