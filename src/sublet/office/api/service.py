@@ -323,26 +323,27 @@ class ApiService:
         return found
 
     async def turn(self, tenant: TenantId) -> None:
-        """Wait until a request of this tenant may be carried out again: one in each turn of the loop. So a tenant that
-        asks a thousand times at one moment, or for a long list, waits for itself, and others are answered in between.
+        """Wait until a request of this tenant may be carried out again: one in every second turn of the loop. So a
+        tenant that asks a thousand times at one moment, or for a long list, waits for itself, and others are answered
+        in between. With one in each turn, two of its requests were carried out before another tenant's was answered.
         """
         loop = asyncio.get_running_loop()
         waiting = self._turns.get(tenant)
         if waiting is None:
             self._turns[tenant] = deque()
-            loop.call_soon(self._next_turn, tenant)
+            loop.call_soon(loop.call_soon, self._next_turn, tenant)
         else:
             mine: asyncio.Future[None] = loop.create_future()
             waiting.append(mine)
             await mine
 
     def _next_turn(self, tenant: TenantId) -> None:
-        waiting = self._turns[tenant]
+        waiting, loop = self._turns[tenant], asyncio.get_running_loop()
         while waiting:
             next_one = waiting.popleft()
             if not next_one.done():  # its caller may have gone
                 next_one.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next_turn, tenant)
+                loop.call_soon(loop.call_soon, self._next_turn, tenant)
                 return
         del self._turns[tenant]
 

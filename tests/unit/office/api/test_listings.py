@@ -298,11 +298,11 @@ def test_a_tenant_that_asks_for_much_at_once_waits_for_itself() -> None:
     run(story)
 
 
-FLOOD_BETWEEN: Final = 2
+FLOOD_BETWEEN: Final = 1
 """Requests of a tenant that floods, at most, between another tenant's request and its answer."""
 
 
-def test_a_flood_delays_the_requests_of_another_tenant_by_two_of_its_own_however_large_it_is(
+def test_a_flood_delays_the_requests_of_another_tenant_by_one_of_its_own_however_large_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """S11: both ask for leases, the one all the time, so what lies between is the factor by which the other waits
