@@ -29,6 +29,7 @@ from sublet.simulate.workload import (
     generate,
     merged,
     parse_lab,
+    paying,
     peak_gpus,
     quantile,
     read_jobs,
@@ -219,6 +220,13 @@ def test_a_million_cells_are_refused_before_they_are_all_read(tmp_path: Path, mo
         read_trace(path)
     with pytest.raises(InvalidRequest, match="more than 50 cells"):
         generate(1, sessions=64, days=2)
+
+
+def test_a_tenant_pays_for_priority_in_all_of_its_sessions_or_in_none() -> None:
+    labs = [parse_lab("Tue 10:00-12:00"), parse_lab("Thu 10:00-12:00")]
+    paid = paying(course(1, students=10, labs=labs), 0.25, 1)
+    by_tenant = {session.owner: {one.pays_priority for one in paid if one.owner == session.owner} for session in paid}
+    assert sorted(by_tenant.values(), key=str) == [{False}] * 7 + [{True}] * 3
 
 
 def test_what_was_taken_from_idle_holders_is_no_preempted_cell() -> None:
