@@ -133,3 +133,9 @@ def test_anchors_lie_under_the_users_state_folder(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Anchors.default_folder() == tmp_path / ".local/state/sublet-anchors"
+
+
+def test_an_anchor_is_found_by_the_office_of_any_version() -> None:
+    """Its name is a contract: the journal of a home that is upgraded meets the anchor that was written before."""
+    path = Anchors(Path("/anchors"), Path("/home/ann/.sublet")).path("j" * 32)
+    assert path == Path("/anchors") / f"c0862e2b025a373c-{'j' * 32}"

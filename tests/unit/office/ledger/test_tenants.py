@@ -101,6 +101,17 @@ def test_a_tenant_that_is_given_no_weight_has_one() -> None:
     assert Bench().state.tenants[ANN].weight == 1
 
 
+def test_a_weight_has_a_largest_and_a_smallest() -> None:
+    """As the documents say: shares of the whole queue are computed with them, exactly."""
+    bench = Bench()
+    for weight in (1, 10_000):
+        bench.do(cmd.SetTenant(by=LOCAL, tenant=ANN, weight=weight))
+        assert bench.state.tenants[ANN].weight == weight
+    for weight in (0, 10_001):
+        with pytest.raises(InvalidRequest, match="weight"):
+            raise_refusal(bench.do(cmd.SetTenant(by=LOCAL, tenant=ANN, weight=weight)).answer)
+
+
 def test_the_owner_of_the_office_is_neither_disabled_nor_removed() -> None:
     bench = Bench()
     for command in (cmd.DisableTenant(by=LOCAL, tenant=LOCAL), cmd.RemoveTenant(by=LOCAL, tenant=LOCAL)):
