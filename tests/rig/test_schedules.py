@@ -135,6 +135,7 @@ import array, ctypes, json, os, random, select, shutil, socket, sys, tempfile, t
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import cuda.bindings.driver, cuda.bindings.nvrtc, pynvml, sublet.devices.cuda  # once, for all that is forked
+cuda.bindings.nvrtc.nvrtcVersion()  # loads the compiler; CUDA begins only where it compiles
 from sublet.compute.arguments import u32
 from sublet.compute.session import GpuSession
 from sublet.compute.session_engine import Engine
